@@ -1,0 +1,116 @@
+"""The narrow waist: what a candidate engine must be able to do, and nothing more.
+
+An adapter is a plain class. It need not check ids, count tokens, watch the clock or catch
+exceptions: `mlxcheck.session.Session` does all of that around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from mlxcheck.records import Finish, ModelRef
+
+__all__ = ["Backend", "Capabilities", "Emission", "ModelRef", "Request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine can be asked.
+
+    Attributes:
+        batch: Several requests may be in flight at once.
+        max_batch: The most rows that the engine decodes in one step; None if unlimited
+            or unknown. More may be submitted: the engine queues them.
+        stop: The engine ends a request at a stop id by itself. Where False, the session
+            cancels the request when it has said one.
+        prefix_cache: Requests may reuse the KV cache of earlier ones.
+        prefill_chunk: The most prompt tokens in one prefill step; None if unlimited or
+            unknown.
+    """
+
+    batch: bool = True
+    max_batch: int | None = None
+    stop: bool = True
+    prefix_cache: bool = False
+    prefill_chunk: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt to be decoded greedily.
+
+    Attributes:
+        id: Unique for the life of the backend.
+        tokens: The prompt, at least one id.
+        max_tokens: The most tokens to give.
+        stop_ids: Ids that end the answer; the one that does is given too.
+        alone: No other request will be in flight beside it. An engine with a path of its
+            own for single requests takes that path; others ignore this.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    max_tokens: int
+    stop_ids: tuple[int, ...] = ()
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """One token of one request.
+
+    Attributes:
+        request_id: Which request.
+        token: The id, a Python int.
+        logprobs: Log-probabilities by token id, where the engine shows them.
+        finish: Set on the last emission of a request, and only there.
+    """
+
+    request_id: str
+    token: int
+    logprobs: Mapping[int, float] | None = None
+    finish: Finish | None = None
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One candidate engine, driven a step at a time.
+
+    All calls come from one thread, the one that called `open`. Any exception that a
+    method raises is kept, with its traceback, as the verdict of the case at hand.
+    """
+
+    name: str
+    capabilities: Capabilities
+
+    def open(self, model: ModelRef) -> None:
+        """Build the engine on *model*. `capabilities` may be settled here.
+
+        Nothing may be loaded before: the reference has just been freed.
+        """
+
+    def submit(self, request: Request) -> None:
+        """Take one request in. Work may begin here or in `step`."""
+
+    def step(self) -> Sequence[Emission]:
+        """Advance by one step and return what came out.
+
+        At most one token a request and call is expected of engines that decode a token
+        a step; several are taken in the order given. An empty answer says that the
+        engine worked (a prefill chunk, say) without a token to show.
+        """
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request that has not finished; it must emit nothing more."""
+
+    def stats(self) -> Mapping[str, int]:
+        """Return what the latest `step` did, as far as the engine can tell.
+
+        ``batch_width``: rows of the latest decode step. ``cached_tokens``: prompt tokens
+        that were not computed again. ``prefill_chunks``: prefill calls so far.
+        """
+
+    def close(self) -> None:
+        """Free the engine and undo whatever `open` changed. Called once, always."""
