@@ -11,6 +11,7 @@
     ├── NotEnoughMemory       the gate is closed
     ├── MemoryNotReleased     the reference is still alive after its release
     ├── ReferenceTampered     mlx-lm is not the code in its own files
+    ├── ReferenceBroken       the reference's own logits are not numbers
     ├── ReportError           a report cannot be written or read
     └── EngineFault           the candidate broke the protocol
         ├── EngineCrashed     it raised
@@ -36,6 +37,7 @@ __all__ = [
     "ModelUnavailable",
     "NotEnoughMemory",
     "PromptError",
+    "ReferenceBroken",
     "ReferenceMismatch",
     "ReferenceTampered",
     "ReportError",
@@ -81,6 +83,10 @@ class MemoryNotReleased(MlxCheckError):  # noqa: N818 - a finding
 
 class ReferenceTampered(MlxCheckError):  # noqa: N818 - a finding
     """A function that the reference runs is not the one in mlx-lm's own files."""
+
+
+class ReferenceBroken(MlxCheckError):  # noqa: N818 - a finding
+    """The reference's own logits are NaN or infinite, so nothing can be judged."""
 
 
 class ReportError(MlxCheckError):

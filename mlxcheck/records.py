@@ -144,14 +144,12 @@ class Case:
 
     Attributes:
         id: Unique in a run, and the same in every run of the same prompts and seed.
-        check: The question it serves.
         prompts: One a row, in the order of submission; the same prompt may come twice.
         alone: One request that will have no company: an engine with a path of its own
             for that takes it.
     """
 
     id: str
-    check: str
     prompts: tuple[Prompt, ...]
     alone: bool = False
 

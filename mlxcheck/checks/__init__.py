@@ -1,0 +1,38 @@
+"""The checks, one file each; to add one, write it and name it here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from mlxcheck.checks.base import Check, Effort
+from mlxcheck.checks.batch import Batch
+from mlxcheck.checks.stop import Stop
+from mlxcheck.checks.tokens import Tokens
+from mlxcheck.errors import UsageError
+
+__all__ = ["ALL", "Check", "Effort", "named"]
+
+ALL: tuple[Check, ...] = (Tokens(), Stop(), Batch())
+
+
+def named(names: Iterable[str] | None) -> tuple[Check, ...]:
+    """Return the checks of these names, in the order in which they are run.
+
+    Raises:
+        UsageError: There is no check of that name, or none was named.
+    """
+    if names is None:
+        return ALL
+    wanted = [names] if isinstance(names, str) else list(names)
+    have = [check.name for check in ALL]
+    for name in wanted:
+        if name not in have:
+            close = difflib.get_close_matches(name, have, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            msg = f"there is no check {name!r}.{hint} The checks are {', '.join(have)}."
+            raise UsageError(msg)
+    if not wanted:
+        msg = f"checks=[]: no check at all. Name some of {', '.join(have)}, or leave it out."
+        raise UsageError(msg)
+    return tuple(check for check in ALL if check.name in wanted)

@@ -1,0 +1,280 @@
+"""A checkpoint on disk, read without loading a weight: found, checked, measured.
+
+Everything that can be known to be wrong about a model is found here, before memory is
+asked for. Only this room asks the hub.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxcheck.errors import ModelError, ModelUnavailable
+from mlxcheck.records import ModelRef
+
+__all__ = ["Checkpoint", "inspect", "locate"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILES = ("*.json", "model*.safetensors", "*.py", "*.model", "*.tiktoken", "*.txt", "*.jinja")
+_POSITIONS = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
+_HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own limit on its header
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What the files of a checkpoint say.
+
+    Attributes:
+        model: Where it is and what it is.
+        config: ``config.json``, as mlx-lm reads it.
+        weight_bytes: Bytes of all tensors.
+        largest_tensor: Bytes of the largest one.
+        dtypes: Tensor element types by name in the files, most bytes first.
+    """
+
+    model: ModelRef
+    config: Mapping[str, object]
+    weight_bytes: int
+    largest_tensor: int
+    dtypes: tuple[str, ...]
+
+
+def inspect(
+    source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
+) -> Checkpoint:
+    """Find a checkpoint and read everything about it but its weights.
+
+    Args:
+        source: A folder, or a hub id ``owner/name``.
+        revision: A hub revision; a pinned commit makes runs repeatable.
+        trust_remote_code: Allow a ``model_file`` in the checkpoint to be run.
+
+    Raises:
+        ModelError: The folder, its config, weights or tokenizer are missing or broken.
+        ModelUnavailable: A hub model that is neither cached nor within reach.
+    """
+    path = locate(source, revision=revision)
+    config = _read_config(path)
+    model_type = _model_type(config, path, trust_remote_code=trust_remote_code)
+    sizes = _tensor_sizes(path)
+    _require_tokenizer(path)
+    by_dtype: dict[str, int] = {}
+    for dtype, size in sizes:
+        by_dtype[dtype] = by_dtype.get(dtype, 0) + size
+    return Checkpoint(
+        model=ModelRef(
+            source=str(source),
+            path=str(path),
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            model_type=model_type,
+            vocab_size=_number(config, "vocab_size", path),
+            max_positions=_max_positions(config),
+        ),
+        config=config,
+        weight_bytes=sum(size for _, size in sizes),
+        largest_tensor=max((size for _, size in sizes), default=0),
+        dtypes=tuple(sorted(by_dtype, key=lambda name: (-by_dtype[name], name))),
+    )
+
+
+def locate(source: str | Path, *, revision: str | None = None) -> Path:
+    """Return the folder of a checkpoint, fetched from the hub only if it is not cached.
+
+    Raises:
+        ModelError: A path that does not exist or is not a folder.
+        ModelUnavailable: A hub model that is neither cached nor within reach.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            msg = (
+                f"{source}: revision={revision!r} was given for a folder on this machine. "
+                "Only hub ids have revisions; leave it out."
+            )
+            raise ModelError(msg)
+        return path.resolve()
+    if path.exists():
+        msg = f"{source} is a file. Give the folder that holds config.json and the weights."
+        raise ModelError(msg)
+    if not _HUB_ID.fullmatch(str(source)):
+        msg = (
+            f"{source}: there is no such folder, and it does not read as a hub id "
+            "(owner/name). Check the path."
+        )
+        raise ModelError(msg)
+    return _from_hub(str(source), revision)
+
+
+def _from_hub(source: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    at = f" at revision {revision}" if revision else ""
+    reason = ""
+    for local_only in (True, False):
+        try:
+            return Path(
+                snapshot_download(
+                    source,
+                    revision=revision,
+                    allow_patterns=list(_FILES),
+                    local_files_only=local_only,
+                )
+            )
+        except HFValidationError as error:
+            msg = f"{source}: not a folder here, and not a valid hub id: {_line(error)}"
+            raise ModelError(msg) from None
+        except (OSError, HfHubHTTPError) as error:
+            reason = f"{type(error).__name__}: {_line(error)}"
+    msg = (
+        f"{source}{at}: there is no such folder here, the hub cache does not hold it, and it "
+        f"could not be fetched ({reason}). Check the name, or fetch it once with a network."
+    )
+    raise ModelUnavailable(msg)
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+def _read_config(path: Path) -> dict[str, object]:
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        msg = (
+            f"{path}: no config.json in this folder. Give the folder of an MLX checkpoint "
+            "(config.json, model*.safetensors, tokenizer files)."
+        )
+        raise ModelError(msg) from None
+    except UnicodeDecodeError:
+        msg = f"{file}: not UTF-8 text. The file is broken; fetch the checkpoint again."
+        raise ModelError(msg) from None
+    except json.JSONDecodeError as error:
+        msg = (
+            f"{file}: broken JSON at line {error.lineno}, column {error.colno}: {error.msg}. "
+            "Mend the file, or fetch the checkpoint again."
+        )
+        raise ModelError(msg) from None
+    if not isinstance(config, dict):
+        msg = f"{file}: expected a JSON object but got {type(config).__name__}."
+        raise ModelError(msg)
+    return config
+
+
+def _model_type(config: Mapping[str, object], path: Path, *, trust_remote_code: bool) -> str:
+    if (model_file := config.get("model_file")) is not None:
+        if not trust_remote_code:
+            msg = (
+                f"{path}: config.json asks to run {model_file!r} from the checkpoint. If you "
+                "trust it, say so: trust_remote_code=True, or --trust-remote-code."
+            )
+            raise ModelError(msg)
+        return str(config.get("model_type", model_file))
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        msg = f"{path}: config.json has no model_type, so mlx-lm cannot tell what it is."
+        raise ModelError(msg)
+    known = _known_types()
+    if known and model_type not in known:
+        close = difflib.get_close_matches(model_type, known, n=3)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        msg = (
+            f"{path}: model_type {model_type!r} is not one that the installed mlx-lm knows "
+            f"({len(known)} are).{hint} A newer mlx-lm may know it."
+        )
+        raise ModelError(msg)
+    return model_type
+
+
+def _known_types() -> frozenset[str]:
+    """Model types of the installed mlx-lm: its model files, and its remapped names."""
+    spec = importlib.util.find_spec("mlx_lm")
+    if spec is None or not spec.submodule_search_locations:
+        return frozenset()
+    folder = Path(spec.submodule_search_locations[0]) / "models"
+    files = {file.stem for file in folder.glob("[!_]*.py")}
+    from mlx_lm import utils
+
+    return frozenset(files | set(getattr(utils, "MODEL_REMAPPING", {})))
+
+
+def _tensor_sizes(path: Path) -> list[tuple[str, int]]:
+    """Element type and bytes of every tensor, from the files' headers alone."""
+    files = sorted(path.glob("model*.safetensors"))
+    if not files:
+        msg = f"{path}: no weights (model*.safetensors) in this folder. Fetch the checkpoint."
+        raise ModelError(msg)
+    return [entry for file in files for entry in _header(file)]
+
+
+def _header(file: Path) -> list[tuple[str, int]]:
+    """Read one header: 8 bytes of little-endian length, then JSON, then the tensors.
+
+    The layout is that of the safetensors format's own description.
+    """
+    broken = f"{file}: truncated or broken safetensors file"
+    remedy = "Fetch it again."
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1  # noqa: PLR2004
+        if not 0 < length <= min(_HEADER_LIMIT, size - 8):
+            msg = f"{broken}: its {size} bytes end before its header does. {remedy}"
+            raise ModelError(msg)
+        try:
+            header = json.loads(stream.read(length))
+            header.pop("__metadata__", None)
+            spans = [
+                (entry["dtype"], *map(int, entry["data_offsets"])) for entry in header.values()
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            msg = f"{broken}: its header is not what the format says. {remedy}"
+            raise ModelError(msg) from None
+    wanted = 8 + length + max((end for _, _, end in spans), default=0)
+    if wanted > size:
+        msg = f"{broken}: it has {size} of {wanted} bytes. {remedy}"
+        raise ModelError(msg)
+    return [(dtype, end - start) for dtype, start, end in spans]
+
+
+def _require_tokenizer(path: Path) -> None:
+    wanted = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+    tiktoken = any(path.glob("*.tiktoken"))
+    if not tiktoken and not any((path / name).exists() for name in wanted):
+        msg = (
+            f"{path}: no tokenizer ({', '.join(wanted)} or *.tiktoken). Its stop set decides "
+            "where answers end, so the reference cannot do without. Fetch the checkpoint whole."
+        )
+        raise ModelError(msg)
+
+
+def _nested(config: Mapping[str, object], key: str) -> object:
+    """Look a key up at the top, then where multimodal configurations keep it."""
+    if key in config:
+        return config[key]
+    inner = config.get("text_config")
+    return inner.get(key) if isinstance(inner, dict) else None
+
+
+def _number(config: Mapping[str, object], key: str, path: Path) -> int:
+    value = _nested(config, key)
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    msg = f"{path}: config.json has {key}={value!r}; expected a whole number above 0."
+    raise ModelError(msg)
+
+
+def _max_positions(config: Mapping[str, object]) -> int | None:
+    for key in _POSITIONS:
+        value = _nested(config, key)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None

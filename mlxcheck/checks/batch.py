@@ -1,0 +1,177 @@
+"""Batch isolation: a prompt in company says what it says alone.
+
+Sizes 1 (the batch path with one row: a batch cache can be wrong without a neighbour), 2, 3,
+5 and 8 (coprime, and both sides of the row counts where kernels change), and one more row
+than the engine decodes at once, so that requests have to wait and join.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+
+from mlxcheck.backends.base import Capabilities
+from mlxcheck.checks.base import Effort, Expected, PlaceOf
+from mlxcheck.compare import compare_end, compare_tokens, without_verdict
+from mlxcheck.messages import Place
+from mlxcheck.records import Case, Comparison, Prompt, Trace, Verdict
+from mlxcheck.session import Answers
+
+__all__ = ["Batch"]
+
+_SIZES = (8, 5, 3, 2)
+
+_MOST_ROWS = 64  # a limit above this is not exceeded: one case would outweigh the run
+
+_MIN_OVERLAP = 8
+"""Tokens that a second answer must have before rows that never met are held against the
+engine: a short answer may honestly be over before its neighbour has been prefilled."""
+
+
+class Batch:
+    """Submit prompts together and compare each row with the reference's lone answer."""
+
+    name = "batch"
+
+    def refuse(self, capabilities: Capabilities) -> str | None:
+        """Refuse engines that take one request at a time."""
+        return None if capabilities.batch else "the backend takes one request at a time"
+
+    def plan(
+        self, prompts: Sequence[Prompt], capabilities: Capabilities, effort: Effort, seed: int
+    ) -> tuple[Case, ...]:
+        """Return groups of every size, with equal, shorter and longer neighbours.
+
+        A standard plan deals each prompt into one group and costs about three times the
+        decoding of the prompts alone, on an engine that gains nothing from batching; a
+        thorough one deals every prompt into every size, in both orders.
+        """
+        by_length = sorted(prompts, key=lambda prompt: (-len(prompt.tokens), prompt.id))
+        cases = [*_single(by_length, effort)]
+        if effort == "thorough":
+            for size in _SIZES:
+                cases += _groups(by_length, (size,), seed, both=True)
+        else:
+            dealt = list(_groups(by_length, _SIZES, seed, both=effort != "quick"))
+            cases += dealt[: len(_SIZES)] if effort == "quick" else dealt
+        cases += _extremes(by_length)
+        cases += _equal_lengths(by_length)
+        cases += _same(by_length)
+        if effort != "quick":
+            cases += _over(by_length, capabilities.max_batch)
+        return tuple(cases)
+
+    def judge(
+        self, case: Case, expected: Expected, answers: Answers, place_of: PlaceOf
+    ) -> tuple[Comparison, ...]:
+        """Compare each row, and each row of equal prompts with the first of them."""
+        out: list[Comparison] = []
+        rows = len(case.prompts)
+        formed = _formed(case, expected, answers)
+        first: dict[str, int] = {}
+        for row, (prompt, actual) in enumerate(zip(case.prompts, answers.traces, strict=True)):
+            twin = first.setdefault(prompt.id, row)
+            trace = expected.get(prompt.id)
+            if trace is None:
+                continue
+            place = place_of(row)
+            found = _judge_row(place, trace, actual)
+            if found.verdict is Verdict.EXACT and not formed:
+                why = f"{rows} requests were submitted, but no decode step had two rows"
+                found = without_verdict(place, why)
+            if twin != row:
+                found = _with_twin(found, twin, answers.traces[twin], actual)
+            out.append(found)
+        return tuple(out)
+
+
+def _judge_row(place: Place, expected: Trace, actual: Trace) -> Comparison:
+    found = compare_tokens(place, expected, actual)
+    # In company an engine may also forget a row's stop set, or stop it with a neighbour.
+    if found.verdict is Verdict.EXACT and len(actual.tokens) > len(expected.tokens):
+        ended = compare_end(place, expected, actual)
+        return ended if ended.verdict is Verdict.WRONG else found
+    return found
+
+
+def _formed(case: Case, expected: Expected, answers: Answers) -> bool:
+    """Tell whether the rows met in a decode step, or could not be expected to."""
+    if len(case.prompts) == 1 or answers.width is None or answers.width > 1:
+        return True
+    lengths = sorted(len(expected[p.id].tokens) for p in case.prompts if p.id in expected)
+    return len(lengths) < len(case.prompts) or lengths[-2] < _MIN_OVERLAP
+
+
+def _with_twin(found: Comparison, twin: int, one: Trace, other: Trace) -> Comparison:
+    """Say so where rows that hold the same prompt differ: this needs no reference."""
+    if found.verdict is not Verdict.WRONG or one.tokens == other.tokens:
+        return found
+    line = f"  row {twin} of the same batch holds the same prompt and says something else"
+    head, _, rest = found.message.partition("\n")
+    return replace(found, message=f"{head}\n{line}\n{rest}")
+
+
+def _single(by_length: Sequence[Prompt], effort: Effort) -> Iterator[Case]:
+    every = {"quick": max(1, len(by_length) // 2), "standard": 3, "thorough": 1}[effort]
+    for prompt in by_length[::every]:
+        yield Case(id=f"batch-1/{prompt.id}", prompts=(prompt,))
+
+
+def _groups(
+    by_length: Sequence[Prompt], sizes: Sequence[int], seed: int, *, both: bool
+) -> Iterator[Case]:
+    """Deal every prompt once, into groups of these sizes in turn.
+
+    Each group takes the longest prompts that are left and one of the shortest: the padding
+    is as uneven as it can be, and long prompts, whose length every row of a padded batch
+    pays for, share few groups. The first group of each size is run in both orders.
+    """
+    left = list(by_length)
+    reversed_sizes: set[int] = set()
+    for number, size in enumerate(cycle(sizes)):
+        if not left:
+            return
+        group = [left.pop() if left else by_length[-1]]
+        while len(group) < size:
+            # The last group is filled up from the shortest prompts of all.
+            group.append(left.pop(0) if left else by_length[-len(group) % len(by_length)])
+        random.Random(f"{seed}/{size}/{number}").shuffle(group)  # noqa: S311 - no secret
+        yield Case(id=f"batch-{size}/{number}", prompts=tuple(group))
+        if both and size not in reversed_sizes:
+            reversed_sizes.add(size)
+            yield Case(id=f"batch-{size}/{number}-reversed", prompts=tuple(group[::-1]))
+
+
+def _extremes(by_length: Sequence[Prompt]) -> Iterator[Case]:
+    """The shortest beside the longest: the most padding that these prompts can make."""
+    long, short = by_length[0], by_length[-1]
+    if len(short.tokens) < len(long.tokens):
+        yield Case(id="batch-2/short-long", prompts=(short, long))
+        yield Case(id="batch-2/long-short", prompts=(long, short))
+
+
+def _equal_lengths(by_length: Sequence[Prompt]) -> Iterator[Case]:
+    """Different prompts of one length: no padding, so a fault here is none of the mask's."""
+    groups: dict[int, list[Prompt]] = {}
+    for prompt in by_length:
+        groups.setdefault(len(prompt.tokens), []).append(prompt)
+    largest = max(groups.values(), key=len)
+    if len(largest) > 1:
+        yield Case(id=f"batch-{min(5, len(largest))}/equal-length", prompts=tuple(largest[:5]))
+
+
+def _same(by_length: Sequence[Prompt]) -> Iterator[Case]:
+    """One prompt in every row: all rows must be equal, whatever the reference says."""
+    middle, longest = by_length[len(by_length) // 2], by_length[0]
+    yield Case(id=f"batch-5/same-{middle.id}", prompts=(middle,) * 5)
+    if longest.id != middle.id:
+        yield Case(id=f"batch-2/same-{longest.id}", prompts=(longest,) * 2)
+
+
+def _over(by_length: Sequence[Prompt], limit: int | None) -> Iterator[Case]:
+    """One row more than the engine decodes at once; all prompts where no limit is known."""
+    rows = len(by_length) if limit is None else limit + 1
+    if 1 < rows <= _MOST_ROWS:
+        yield Case(id=f"batch-{rows}/over", prompts=tuple(islice(cycle(by_length), rows)))

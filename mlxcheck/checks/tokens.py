@@ -1,0 +1,40 @@
+"""Each prompt alone: does the engine say what mlx-lm says?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxcheck.backends.base import Capabilities
+from mlxcheck.checks.base import Effort, Expected, PlaceOf, solo
+from mlxcheck.compare import compare_tokens
+from mlxcheck.records import Case, Comparison, Prompt
+from mlxcheck.session import Answers
+
+__all__ = ["Tokens"]
+
+
+class Tokens:
+    """Compare every token up to the reference's first stop id."""
+
+    name = "tokens"
+
+    def refuse(self, capabilities: Capabilities) -> str | None:
+        """Return None: every engine can be asked for tokens."""
+        del capabilities
+        return None
+
+    def plan(
+        self, prompts: Sequence[Prompt], capabilities: Capabilities, effort: Effort, seed: int
+    ) -> tuple[Case, ...]:
+        """Return one case a prompt."""
+        del capabilities, effort, seed
+        return tuple(solo(prompt) for prompt in prompts)
+
+    def judge(
+        self, case: Case, expected: Expected, answers: Answers, place_of: PlaceOf
+    ) -> tuple[Comparison, ...]:
+        """Compare the one row."""
+        trace = expected.get(case.prompts[0].id)
+        if trace is None:
+            return ()
+        return (compare_tokens(place_of(0), trace, answers.traces[0]),)

@@ -1,0 +1,233 @@
+"""The doorway for people: ``mlxcheck run MODEL --backend B``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from mlxcheck import checks, memory, prompts, reference, report
+from mlxcheck.backends import registry
+from mlxcheck.command import INTERRUPTED, PASS, USAGE, Command, Plan, status_of, tell
+from mlxcheck.errors import MlxCheckError, UsageError
+from mlxcheck.policy import Policy
+from mlxcheck.run import Settings
+
+__all__ = ["main"]
+
+_LONGEST_WATCHDOG_S = 86_400  # a day; the system's timers do not take any number
+
+_EXIT_CODES = """\
+exit status:
+  0    pass: every token that was compared is the reference's
+  1    fail: a candidate differs, raised, died or hung
+  2    usage error: an argument, model, prompt, backend or report path cannot be
+  3    inconclusive: not asked, too little memory, model not here and no network, or the
+       reference could not be trusted
+  130  interrupted by Ctrl-C; what had been found is shown and saved as partial
+
+What can be known to be wrong before anything is loaded ends the command at once. After that
+a model or backend that cannot be used is told and the others go on; of several outcomes a
+fail counts first, then 2, then 3.
+"""
+
+_DESCRIPTION = """\
+Compare MLX inference engines with plain mlx-lm, token for token, alone and in batches.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status.
+
+    Args:
+        argv: The arguments after the program's name; None for the process's own.
+    """
+    _never_fail_to_print()
+    try:
+        options = _parser().parse_args(argv)
+        status: int = options.action(options)
+    except SystemExit as done:  # argparse has printed help, a version or an error
+        return done.code if isinstance(done.code, int) else USAGE
+    except KeyboardInterrupt:
+        tell("interrupted; nothing had been compared")
+        return INTERRUPTED
+    except MlxCheckError as error:
+        tell(str(error))
+        return status_of(error)
+    return status
+
+
+def _never_fail_to_print() -> None:
+    """Escape what the streams' encoding does not know: tokens may hold any character."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mlxcheck",
+        description=_DESCRIPTION,
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    listing = commands.add_parser("backends", help="list the registered backends")
+    listing.set_defaults(action=_list_backends)
+    run = commands.add_parser(
+        "run",
+        help="compare backends with mlx-lm on models",
+        description=_DESCRIPTION,
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.set_defaults(action=_run)
+    _add_run_options(run)
+    return parser
+
+
+def _add_run_options(run: argparse.ArgumentParser) -> None:
+    default = Settings()
+    add = run.add_argument
+    add(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="folder of an MLX checkpoint, or hub id; default: MLXCHECK_MODEL, comma separated",
+    )
+    add(
+        "--backend",
+        action="append",
+        metavar="B",
+        help="registered name or package.module:attribute; may be repeated; default: "
+        "MLXCHECK_BACKEND, else mlx-lm",
+    )
+    add("--check", action="append", metavar="NAME", help="only this check; may be repeated")
+    add("--case", action="append", metavar="ID", help="only this case; may be repeated")
+    add("--effort", choices=("quick", "standard", "thorough"), default=default.effort)
+    add("--max-tokens", type=int, default=default.max_tokens, metavar="N")
+    add("--seed", type=int, default=default.seed, help="deals the prompts into batches")
+    add("--prompts", metavar="FILE", help="JSON file of prompts; default: the packaged set")
+    add("--revision", help="revision of the models on the hub")
+    add("--trust-remote-code", action="store_true", help="run code that a checkpoint brings")
+    add(
+        "--watchdog",
+        type=float,
+        default=default.policy.watchdog_s,
+        metavar="SECONDS",
+        help="longest silence of a candidate; default: %(default)g",
+    )
+    add("--json", metavar="FILE", help="write the report here")
+
+
+def _version() -> str:
+    return f"mlxcheck {metadata.version('mlxcheck')} ({reference.version()})"
+
+
+def _list_backends(_options: argparse.Namespace) -> int:
+    targets = _targets()
+    wide = max(map(len, targets))
+    for name, target in sorted(targets.items()):
+        sys.stdout.write(f"{name:<{wide}}  {target}\n")
+    return PASS
+
+
+def _targets() -> dict[str, str]:
+    """Import targets by registered name; installed packages come before the built-in ones."""
+    found = metadata.entry_points(group="mlxcheck.backends")
+    return {**registry.BUILT_IN, **{entry.name: entry.value for entry in found}}
+
+
+def _run(options: argparse.Namespace) -> int:
+    plan = _plan(options)
+    with _working_directory_on_path():
+        return Command(plan).run()
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    """Settle all that can be settled before anything is loaded.
+
+    Raises:
+        MlxCheckError: What was asked for cannot be.
+    """
+    models = _several(options.models, "MLXCHECK_MODEL")
+    if not models:
+        msg = "no model. Name a folder or a hub id, or set MLXCHECK_MODEL."
+        raise UsageError(msg)
+    settings = Settings(
+        max_tokens=options.max_tokens,
+        effort=options.effort,
+        seed=options.seed,
+        policy=_policy(options.watchdog),
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        prompts_from=options.prompts or None,
+    )
+    if options.json is not None:
+        report.require_writable(options.json)
+    memory.floor_bytes(os.environ)
+    backends = _several(options.backend, "MLXCHECK_BACKEND") or ("mlx-lm",)
+    with _working_directory_on_path():
+        for backend in backends:
+            _require_findable(backend)
+    return Plan(
+        models=models,
+        backends=backends,
+        checks=checks.named(options.check),
+        cases=tuple(options.case) if options.case else None,
+        questions=prompts.read_file(options.prompts) if options.prompts else None,
+        settings=settings,
+        json=options.json,
+    )
+
+
+def _several(given: Sequence[str] | None, variable: str) -> tuple[str, ...]:
+    """Return what was given, else what the environment holds, each once."""
+    words = given or os.environ.get(variable, "").split(",")
+    return tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
+
+
+def _policy(watchdog: float) -> Policy:
+    if not (math.isfinite(watchdog) and 0 < watchdog <= _LONGEST_WATCHDOG_S):
+        msg = (
+            f"--watchdog {watchdog:g}: expected seconds above 0, at most {_LONGEST_WATCHDOG_S}."
+        )
+        raise UsageError(msg)
+    # Who waits one second for an answer does not want to wait ten for its end.
+    return Policy(watchdog_s=watchdog, grace_s=min(watchdog, Policy().grace_s))
+
+
+def _require_findable(backend: str) -> None:
+    """Refuse a backend that is not there, without running any code of one that is.
+
+    An engine may patch mlx-lm when it is imported; that has to wait until the references
+    are made.
+    """
+    target = _targets().get(backend, backend if ":" in backend else "")
+    package = target.partition(":")[0].partition(".")[0]
+    try:
+        found = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        registry.resolve(backend)  # it knows best how to say what is missing
+
+
+@contextlib.contextmanager
+def _working_directory_on_path() -> Iterator[None]:
+    """Let ``module:attribute`` name a module of the current directory."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # an engine may have changed the path
+            sys.path.remove(here)

@@ -1,0 +1,287 @@
+"""One ``mlxcheck run``: every model, every backend, and what it all comes to.
+
+Whatever ends it early (Ctrl-C, a watchdog that has to end the process, a bug of ours), what
+had been found until then is shown, saved, and said to be a part.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from mlxcheck import reference
+from mlxcheck import report as reports
+from mlxcheck.checks import Check
+from mlxcheck.errors import (
+    EngineFault,
+    MemoryNotReleased,
+    MlxCheckError,
+    ReferenceTampered,
+    ReportError,
+    UsageError,
+)
+from mlxcheck.prompts import Question
+from mlxcheck.records import Case, Comparison, Verdict
+from mlxcheck.report import Report
+from mlxcheck.run import Drive, Recorded, Settings, record
+
+__all__ = [
+    "FAIL",
+    "INCONCLUSIVE",
+    "INTERRUPTED",
+    "PASS",
+    "USAGE",
+    "Command",
+    "Plan",
+    "status_of",
+    "tell",
+]
+
+PASS, FAIL, USAGE, INCONCLUSIVE, INTERRUPTED = 0, 1, 2, 3, 130
+"""Exit statuses, as ``mlxcheck run --help`` explains them."""
+
+_WORST_FIRST = (FAIL, USAGE, INCONCLUSIVE, PASS)
+_CTRL_C = "Ctrl-C"
+_STATUS = {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A command line that makes sense.
+
+    Attributes:
+        models: Folders and hub ids, at least one.
+        backends: Names, at least one.
+        checks: What to ask.
+        cases: Case ids to keep; None for all.
+        questions: The prompts; None for the packaged set.
+        settings: What the runs depend on.
+        json: Where the report goes; None for nowhere.
+    """
+
+    models: tuple[str, ...]
+    backends: tuple[str, ...]
+    checks: tuple[Check, ...]
+    cases: tuple[str, ...] | None
+    questions: tuple[Question, ...] | None
+    settings: Settings
+    json: str | None
+
+
+def tell(text: str) -> None:
+    """Write a paragraph to standard error."""
+    sys.stderr.write(f"mlxcheck: {text}\n")
+    sys.stderr.flush()
+
+
+def status_of(error: MlxCheckError) -> int:
+    """Return the exit status of a command that this error ends."""
+    if isinstance(error, UsageError | ReportError):
+        return USAGE
+    return FAIL if isinstance(error, EngineFault) else INCONCLUSIVE
+
+
+class Command:
+    """What has been found so far, and what it comes to.
+
+    Args:
+        plan: What to do.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        from mlxcheck.render.progress import ProgressLines
+
+        self._plan = plan
+        self._progress = ProgressLines()
+        self._reports: list[Report] = []
+        self._statuses: set[int] = set()
+        self._drive: Drive | None = None
+        self._cut_by = ""
+
+    def run(self) -> int:
+        """Do all of it and return the exit status."""
+        try:
+            for recorded in self._record_all():
+                for backend in self._plan.backends:
+                    self._progress.label = f"{backend} on {recorded.model.name}"
+                    self._compare(recorded, backend)
+        except KeyboardInterrupt:
+            self._cut_by = _CTRL_C
+        except Exception:  # noqa: BLE001 - a bug of ours must not lose what was found
+            traceback.print_exc()
+            self._cut_by = "an error inside mlxcheck, which is shown above"
+        return self._finish()
+
+    def _record_all(self) -> list[Recorded]:
+        """Make every reference before the first candidate, which may patch mlx-lm."""
+        plan = self._plan
+        done: list[Recorded] = []
+        for model in plan.models:
+            self._progress.label = model.rstrip("/").rsplit("/", 1)[-1]
+            try:
+                done.append(
+                    record(model, plan.questions, plan.settings, observer=self._progress)
+                )
+            except (MemoryNotReleased, ReferenceTampered) as error:
+                # Nothing that this process did from here could be trusted, or would fit.
+                self._give_up(model, plan.backends, error)
+                self._cut_by = "the error above"
+                return []
+            except MlxCheckError as error:
+                self._give_up(model, plan.backends, error)
+        return done
+
+    def _compare(self, recorded: Recorded, backend: str) -> None:
+        """Drive one candidate, and keep its report however that ends."""
+        plan = self._plan
+        try:
+            self._drive = drive = Drive(
+                recorded,
+                backend,
+                plan.checks,
+                plan.settings,
+                observer=self._progress,
+                last_words=self._last_words,
+                cases=plan.cases,
+            )
+            with drive:
+                drive.run()
+        except EngineFault as error:  # all cases have been driven: it broke in closing
+            self._reports.append(_with_fault(drive.report(), "close", str(error)))
+        except MlxCheckError as error:
+            self._give_up(recorded.model.source, (backend,), error)
+        except BaseException:
+            if self._drive is not None:
+                self._reports.append(self._drive.report(complete=False))
+            raise
+        else:
+            self._reports.append(drive.report())
+        finally:
+            self._drive = None
+
+    def _give_up(self, model: str, backends: Iterable[str], error: MlxCheckError) -> None:
+        """Tell why a model is not compared, and keep that among the reports."""
+        reason = str(error)
+        tell(reason)
+        self._statuses.add(status_of(error))
+        for backend in backends:
+            self._reports.append(self._nothing(model, backend, reason))
+
+    def _nothing(
+        self, model: str, backend: str, reason: str, *, complete: bool = True
+    ) -> Report:
+        """Return the report of a pair that was not compared: inconclusive, with the reason."""
+        return Report(
+            model=model,
+            model_type="",
+            reference=reference.version(),
+            backend=backend,
+            comparisons=(),
+            not_asked=tuple((check.name, reason) for check in self._plan.checks),
+            complete=complete,
+        )
+
+    def _finish(self) -> int:
+        """Save and show, and return the exit status."""
+        asked = any(report.comparisons for report in self._reports)
+        if self._cut_by:
+            self._add_unreached()
+        statuses = self._statuses | {_STATUS[report.outcome] for report in self._reports}
+        try:
+            if self._plan.json is not None:
+                reports.save(self._reports, self._plan.json)
+        except ReportError as error:
+            tell(str(error))
+            statuses.add(USAGE)
+        interrupted = self._cut_by == _CTRL_C
+        if asked or interrupted:
+            self._show()
+        if interrupted:
+            return INTERRUPTED
+        return next(status for status in _WORST_FIRST if status in statuses)
+
+    def _show(self) -> None:
+        from mlxcheck.render import terminal
+
+        console = terminal.console_on(sys.stdout)
+        try:
+            if self._cut_by:
+                terminal.show_partial(self._reports, console, self._cut_by)
+            else:
+                terminal.show(self._reports, console)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read our output has seen enough; the interpreter's own flush at exit
+            # must not complain either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _add_unreached(self) -> None:
+        reached = {(report.model, report.backend) for report in self._reports}
+        for model in self._plan.models:
+            for backend in self._plan.backends:
+                if (model, backend) not in reached:
+                    why = "the run was cut short before"
+                    self._reports.append(self._nothing(model, backend, why, complete=False))
+
+    def _last_words(self, stacks: str) -> None:
+        """Save and tell what is known before the watchdog ends the process.
+
+        This runs on the watchdog's thread, while the candidate still hangs on the main one.
+        """
+        if self._drive is not None:
+            report = self._drive.report(complete=False)
+            self._reports.append(_hung(report, self._drive, stacks))
+        self._add_unreached()
+        lines = [f"mlxcheck: {stacks}", "partial results:"]
+        lines += [report.summary() for report in self._reports]
+        if self._plan.json is not None:
+            try:
+                reports.save(self._reports, self._plan.json)
+                lines.append(f"saved as partial in {self._plan.json}")
+            except ReportError as error:
+                lines.append(str(error))
+        # Not through sys.stderr: the thread that hangs may hold its lock.
+        os.write(2, ("\n".join(lines) + "\n").encode(errors="backslashreplace"))
+
+
+def _with_fault(report: Report, what: str, text: str) -> Report:
+    """Add what an engine did wrong outside of all cases."""
+    message = f"{what}, check {what}: {report.backend} failed in {what}(): {text}"
+    fault = Comparison(check=what, prompt_id=what, verdict=Verdict.ERROR, message=message)
+    return replace(report, comparisons=(*report.comparisons, fault))
+
+
+def _hung(report: Report, drive: Drive, stacks: str) -> Report:
+    """Add an ERROR for each row of the case that was being driven."""
+    judged = {(found.check, found.case) for found in report.comparisons}
+    planned = {case.id: case for cases in drive.plan.values() for case in cases}
+    for case in planned.values():
+        checks = [name for name, cases in drive.plan.items() if case in cases]
+        missing = [name for name in checks if (name, case.id) not in judged]
+        if missing:
+            rows = [
+                _hung_row(report, name, case, row, stacks)
+                for name in missing
+                for row in range(len(case.prompts))
+            ]
+            return replace(report, comparisons=(*report.comparisons, *rows))
+    return _with_fault(report, "close" if planned else "open", stacks)
+
+
+def _hung_row(report: Report, check: str, case: Case, row: int, stacks: str) -> Comparison:
+    prompt = case.prompts[row]
+    message = f"{prompt.id}, check {check}: no answer from {report.backend}: {stacks}"
+    neighbours = tuple(other.id for n, other in enumerate(case.prompts) if n != row)
+    return Comparison(
+        check=check,
+        prompt_id=prompt.id,
+        verdict=Verdict.ERROR,
+        message=message,
+        case=case.id,
+        batch=len(case.prompts),
+        row=row,
+        neighbours=neighbours,
+    )

@@ -1,0 +1,226 @@
+"""Reports as a table and paragraphs, for a terminal or a pipe.
+
+Every number is the report's. Texts that came from a model or an engine are shown as they
+are: no markup in them is obeyed, and no control character reaches the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TextIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mlxcheck.memory import human
+from mlxcheck.messages import counted
+from mlxcheck.records import Comparison, Verdict
+from mlxcheck.report import Outcome, Report, worst
+
+__all__ = ["console_on", "show", "show_partial"]
+
+_EXPLAINED = 5  # groups of findings told in full, for each report
+_NAMED = 6  # prompts named of those that share a finding
+_PIPE_WIDTH = 120
+
+_STYLES = {
+    Verdict.EXACT: "green",
+    Verdict.WRONG: "bold red",
+    Verdict.ERROR: "bold red",
+    Verdict.INCONCLUSIVE: "yellow",
+}
+_WORDS: Mapping[Outcome, tuple[str, str]] = {
+    "pass": ("bold green", "pass: every token that was compared is mlx-lm's"),
+    "fail": ("bold red", "fail: the candidate does not say what mlx-lm says"),
+    "inconclusive": (
+        "bold yellow",
+        "inconclusive: nothing failed, but not all could be decided",
+    ),
+}
+_CONTROL = {
+    code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
+}
+
+_HALVES = {"reference": ("load", "reference"), "candidate": ("open", "candidate")}
+
+_Group = tuple[Comparison, ...]
+
+
+def console_on(stream: TextIO) -> Console:
+    """Return a console on *stream*: plain where ``NO_COLOR`` is set, wide in a pipe."""
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else _PIPE_WIDTH
+    return Console(
+        file=stream,
+        force_terminal=False if os.environ.get("NO_COLOR") else None,
+        width=width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def show(reports: Sequence[Report], console: Console) -> None:
+    """Paint reports: table, what was not asked, findings, memory, total.
+
+    Args:
+        reports: One for each model and candidate.
+        console: Where to.
+    """
+    console.print(_table(reports))
+    for line in _not_asked(reports):
+        _say(console, line, "yellow")
+    for report in reports:
+        _show_findings(report, console)
+    console.print()
+    for report in reports:
+        if report.phases:
+            _say(console, f"memory {_title(report)}: {_memory(report)}", "dim")
+    outcome = worst(reports)
+    style, words = _WORDS[outcome]
+    _say(console, f"{_total(reports)}\n{words}", style)
+
+
+def show_partial(reports: Sequence[Report], console: Console, why: str) -> None:
+    """Paint what was found before a run was cut short, and say so before and after.
+
+    Args:
+        reports: As for `show`.
+        console: Where to.
+        why: What cut it short.
+    """
+    _say(console, f"partial results: the run was cut short by {why}", "bold yellow")
+    show(reports, console)
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    """Print a text as it stands: lines are neither broken nor searched for markup."""
+    console.print(Text(_clean(text), style=style), soft_wrap=True)
+
+
+def _clean(text: str) -> str:
+    return text.translate(_CONTROL)
+
+
+def _title(report: Report) -> str:
+    return f"{report.backend} on {_short(report.model)}"
+
+
+def _short(model: str) -> str:
+    return model.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _table(reports: Iterable[Report]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name in ("model", "backend", "check"):
+        table.add_column(name, overflow="fold")
+    for name in ("comparisons", "steps compared", *Verdict):
+        table.add_column(str(name), justify="right", overflow="fold")
+    for report in reports:
+        for check, part in _by_check(report).items():
+            counts = part.counts
+            table.add_row(
+                Text(_clean(_short(report.model))),
+                Text(_clean(report.backend)),
+                Text(_clean(check)),
+                f"{len(part.comparisons):,}",
+                f"{part.steps:,}",
+                *(_count(verdict, counts.get(verdict, 0)) for verdict in Verdict),
+            )
+    return table
+
+
+def _count(verdict: Verdict, number: int) -> Text:
+    return Text(f"{number:,}", style=_STYLES.get(verdict, "") if number else "dim")
+
+
+def _by_check(report: Report) -> dict[str, Report]:
+    """Split a report into one a check; those that were not asked have nothing in them."""
+    names = dict.fromkeys(found.check for found in report.comparisons)
+    names |= dict.fromkeys(check for check, _ in report.not_asked)
+    return {
+        name: replace(
+            report,
+            comparisons=tuple(found for found in report.comparisons if found.check == name),
+        )
+        for name in names or ("-",)
+    }
+
+
+def _not_asked(reports: Iterable[Report]) -> list[str]:
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for report in reports:
+        for check, reason in report.not_asked:
+            reasons.setdefault((_title(report), reason), []).append(check)
+    return [
+        f"{', '.join(checks)} not asked of {title}: {reason}"
+        for (title, reason), checks in reasons.items()
+    ]
+
+
+def _show_findings(report: Report, console: Console) -> None:
+    groups = _grouped(report)
+    for group in groups[:_EXPLAINED]:
+        first = group[0]
+        console.print()
+        _say(console, f"{first.verdict}  {_title(report)}", _STYLES.get(first.verdict, ""))
+        _say(console, first.message)
+        if len(group) > 1:
+            _say(console, f"  the same {_others(group[1:])}")
+    rest = groups[_EXPLAINED:]
+    if rest:
+        number = counted(sum(len(group) for group in rest), "comparison")
+        _say(
+            console, f"\n{number} more of {_title(report)} did not agree; --json keeps them all"
+        )
+
+
+def _grouped(report: Report) -> list[_Group]:
+    """Put comparisons that say the same of other prompts together, failures first."""
+    groups: dict[tuple[str, ...], list[Comparison]] = {}
+    for found in report.comparisons:
+        if found.verdict is not Verdict.EXACT:
+            head = found.message.partition("\n")[0].removeprefix(found.prompt_id)
+            groups.setdefault((found.check, found.verdict, head), []).append(found)
+    failing = set(report.failures)
+    ordered = sorted(groups.values(), key=lambda group: group[0] not in failing)
+    return [tuple(group) for group in ordered]
+
+
+def _others(group: Sequence[Comparison]) -> str:
+    named = ", ".join(f"{found.prompt_id} in {found.case}" for found in group[:_NAMED])
+    rest = len(group) - _NAMED
+    more = f" and {rest:,} more" if rest > 0 else ""
+    return f"{counted(len(group), 'time')} more: {named}{more}"
+
+
+def _memory(report: Report) -> str:
+    """Say what one copy is, and how high each half of the run got."""
+    weights = next((term for term in report.gate if term.startswith("weights ")), "")
+    parts = [f"one copy of the {weights}"] if weights else []
+    for half, names in _HALVES.items():
+        peaks = [phase.peak for phase in report.phases if phase.name in names]
+        if peaks:
+            parts.append(f"{half} peak {human(max(peaks))}")
+    resident = max(phase.rss for phase in report.phases)
+    return ", ".join([*parts, f"process {human(resident)}"])
+
+
+def _total(reports: Sequence[Report]) -> str:
+    steps = sum(report.steps for report in reports)
+    number = sum(len(report.comparisons) for report in reports)
+    counts = {
+        verdict: sum(report.counts.get(verdict, 0) for report in reports) for verdict in Verdict
+    }
+    told = ", ".join(f"{n:,} {verdict}" for verdict, n in counts.items() if n) or "none"
+    models = len({report.model for report in reports})
+    backends = len({report.backend for report in reports})
+    text = (
+        f"{counted(steps, 'step')} compared in {counted(number, 'comparison')} "
+        f"({counted(models, 'model')}, {counted(backends, 'backend')}): {told}"
+    )
+    cut = not all(report.complete for report in reports)
+    return f"{text}; partial: the run was cut short" if cut else text

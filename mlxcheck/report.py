@@ -1,0 +1,226 @@
+"""All comparisons of one candidate on one model, and how they are written to disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mlxcheck.errors import ReportError
+from mlxcheck.messages import counted
+from mlxcheck.records import Comparison, Phase, Verdict
+
+__all__ = ["SCHEMA", "Outcome", "Report", "load", "save", "require_writable", "worst"]
+
+SCHEMA = 1
+"""Version of the JSON layout; raised when a reader of the last one would misread it."""
+
+Outcome = Literal["pass", "fail", "inconclusive"]
+
+_FAILING = (Verdict.WRONG, Verdict.ERROR)
+_EXPLAINED = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one run found, kept with everything that it depends on.
+
+    Attributes:
+        model: The model's source, as it was given.
+        model_type: Its architecture.
+        reference: Name and version of the reference engine.
+        backend: Name of the candidate.
+        comparisons: One a row and check, in the order of the run.
+        not_asked: Check and reason, for each check that was left out.
+        phases: Time and memory, phase by phase.
+        gate: The memory gate's terms, a line each.
+        versions: Versions of Python, mlx, mlx-lm and mlxcheck, the device, the platform.
+        settings: ``max_tokens``, ``effort``, ``seed`` and the policy.
+        complete: False where the run was cut short; what is here is then a part.
+    """
+
+    model: str
+    model_type: str
+    reference: str
+    backend: str
+    comparisons: tuple[Comparison, ...]
+    not_asked: tuple[tuple[str, str], ...] = ()
+    phases: tuple[Phase, ...] = ()
+    gate: tuple[str, ...] = ()
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    complete: bool = True
+
+    @property
+    def outcome(self) -> Outcome:
+        """``"fail"`` on any WRONG or ERROR; ``"pass"`` only if all that was asked agrees.
+
+        A run that compared no step, was cut short, or holds an INCONCLUSIVE comparison is
+        ``"inconclusive"`` unless something failed in it.
+        """
+        if self.failures:
+            return "fail"
+        if not self.complete or not self.steps or self.counts.get(Verdict.INCONCLUSIVE):
+            return "inconclusive"
+        return "pass"
+
+    @property
+    def failures(self) -> tuple[Comparison, ...]:
+        """The comparisons that make the run fail."""
+        return tuple(found for found in self.comparisons if found.verdict in _FAILING)
+
+    @property
+    def counts(self) -> Mapping[Verdict, int]:
+        """How many comparisons came to each verdict."""
+        return Counter(found.verdict for found in self.comparisons)
+
+    @property
+    def steps(self) -> int:
+        """Steps that were compared: those that agreed and those that differed."""
+        return sum(found.steps + (found.step is not None) for found in self.comparisons)
+
+    def summary(self) -> str:
+        """Return one line: outcome, what was compared, and what was not."""
+        counts = ", ".join(f"{n} {verdict}" for verdict, n in sorted(self.counts.items()))
+        text = (
+            f"{self.outcome}: {self.backend} against {self.reference} on {self.model}: "
+            f"{counted(len(self.comparisons), 'comparison')}, "
+            f"{counted(self.steps, 'step')} compared"
+        )
+        text += f" ({counts})" if counts else ""
+        if not self.complete:
+            text += "; partial: the run was cut short"
+        for check, reason in self.not_asked:
+            text += f"; {check} not asked: {reason}"
+        return text
+
+    def explain(self) -> str:
+        """Return the summary and every message that is not EXACT, the first ones whole.
+
+        Comparisons with the same failure in other rows are counted, not repeated.
+        """
+        told = [found for found in self.comparisons if found.verdict is not Verdict.EXACT]
+        told.sort(key=lambda found: found.verdict not in _FAILING)
+        parts = [self.summary(), *(found.message for found in told[:_EXPLAINED])]
+        if len(told) > _EXPLAINED:
+            parts.append(f"and {counted(len(told) - _EXPLAINED, 'comparison')} more like these")
+        return "\n\n".join(parts)
+
+    def save(self, path: str | Path) -> None:
+        """Write the report; the suffix chooses the form (``.json``).
+
+        Raises:
+            ReportError: Another suffix, or the path cannot be written.
+        """
+        save([self], path)
+
+
+def worst(reports: Iterable[Report]) -> Outcome:
+    """Return the outcome of several runs together; none at all is inconclusive."""
+    outcomes = {report.outcome for report in reports}
+    if "fail" in outcomes:
+        return "fail"
+    return "pass" if outcomes == {"pass"} else "inconclusive"
+
+
+def require_writable(path: str | Path) -> None:
+    """Find out before a long run, not after it, that a report cannot be written.
+
+    Raises:
+        ReportError: As for `save`.
+    """
+    target = _target(path)
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".mlxcheck-"):
+            pass
+    except OSError as error:
+        raise _unwritable(target, error) from None
+    if target.is_dir():
+        msg = f"{target}: cannot write the report: it is a folder. Give a file name."
+        raise ReportError(msg)
+
+
+def save(reports: Sequence[Report], path: str | Path) -> None:
+    """Write reports as one JSON file, whole or not at all.
+
+    Raises:
+        ReportError: A suffix other than ``.json``, or the path cannot be written.
+    """
+    target = _target(path)
+    content = {"schema": SCHEMA, "reports": [_plain(report) for report in reports]}
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".mlxcheck-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text + "\n")
+            Path(name).chmod(0o644)  # mkstemp's own is private; a report is to be shared
+            Path(name).replace(target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise _unwritable(target, error) from None
+
+
+def load(path: str | Path) -> tuple[Report, ...]:
+    """Read reports that `save` wrote.
+
+    Raises:
+        ReportError: The file cannot be read or is not such a report.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content["schema"] != SCHEMA:
+            msg = f"{path}: report of schema {content['schema']}; this release reads {SCHEMA}."
+            raise ReportError(msg)
+        return tuple(_report(raw) for raw in content["reports"])
+    except OSError as error:
+        msg = f"{path}: cannot read the report: {error.strerror}."
+        raise ReportError(msg) from None
+    except (ValueError, KeyError, TypeError) as error:
+        msg = f"{path}: not a report of mlxcheck: {type(error).__name__}: {error}."
+        raise ReportError(msg) from None
+
+
+def _plain(report: Report) -> dict[str, Any]:
+    raw = dataclasses.asdict(report)
+    raw["outcome"] = report.outcome
+    raw["steps"] = report.steps
+    return raw
+
+
+def _report(raw: dict[str, Any]) -> Report:
+    known = {field.name for field in dataclasses.fields(Report)}
+    fields = {name: value for name, value in raw.items() if name in known}
+    fields["comparisons"] = tuple(_comparison(entry) for entry in raw["comparisons"])
+    fields["phases"] = tuple(Phase(**entry) for entry in raw["phases"])
+    fields["not_asked"] = tuple((check, reason) for check, reason in raw["not_asked"])
+    fields["gate"] = tuple(raw["gate"])
+    return Report(**fields)
+
+
+def _comparison(raw: dict[str, Any]) -> Comparison:
+    neighbours = tuple(raw["neighbours"])
+    return Comparison(**{**raw, "verdict": Verdict(raw["verdict"]), "neighbours": neighbours})
+
+
+def _target(path: str | Path) -> Path:
+    target = Path(path).expanduser()
+    if target.suffix != ".json":
+        msg = f"{path}: cannot tell the form of the report from {target.suffix!r}; use .json."
+        raise ReportError(msg)
+    return target
+
+
+def _unwritable(target: Path, error: OSError) -> ReportError:
+    return ReportError(
+        f"{target}: cannot write the report: {error.strerror}. Give a path in a folder that "
+        "exists and that you may write to."
+    )

@@ -1,0 +1,354 @@
+"""Drives one candidate: ids in equal ids out, budgets, watchdog, every exception kept."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from mlxcheck.backends.base import Backend, Capabilities, Emission, Request
+from mlxcheck.errors import BackendError, EngineCrashed, EngineFault, EngineHung, UsageError
+from mlxcheck.policy import Policy
+from mlxcheck.records import Case, Fault, Finish, ModelRef, Trace
+from mlxcheck.watchdog import Watchdog
+
+__all__ = ["Answers", "Session"]
+
+_REOPENINGS = 2  # an engine that breaks a third time is given up: each case may cost a load
+_IDLE_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What one case brought.
+
+    Attributes:
+        traces: One a row, in the order of `Case.prompts`.
+        width: Rows of the widest decode step that the engine reported; None if it
+            reports none.
+    """
+
+    traces: tuple[Trace, ...]
+    width: int | None
+
+
+@dataclass(slots=True)
+class _Row:
+    """One request in flight."""
+
+    prompt_id: str
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+    tokens: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    done: bool = False
+    fault: Fault | None = None
+
+    def trace(self) -> Trace:
+        return Trace(
+            prompt_id=self.prompt_id,
+            tokens=tuple(self.tokens),
+            finish=self.finish,
+            fault=self.fault,
+        )
+
+    def fail(self, fault: Fault) -> None:
+        self.done, self.fault = True, fault
+
+
+class Session:
+    """One candidate, open between ``with`` and its end, and not outside.
+
+    Args:
+        factory: Makes an unopened backend; called again where an engine broke.
+        model: What it is opened on. `ModelRef.stop_ids` end every answer.
+        policy: The watchdog's times.
+        last_words: See `Watchdog`.
+
+    Raises:
+        BackendError: Raised by ``with``, where the adapter itself says that its engine
+            is not installed. Any other exception from `Backend.open` becomes the fault
+            of every case.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Backend],
+        model: ModelRef,
+        policy: Policy,
+        *,
+        last_words: Callable[[str], None] | None = None,
+    ) -> None:
+        self._factory = factory
+        self._model = model
+        self._policy = policy
+        self._watchdog = Watchdog(policy.watchdog_s, policy.grace_s, last_words)
+        self._backend: Backend | None = None
+        self._thread = 0
+        self._numbers = itertools.count()
+        self._unopened: Fault | None = None
+        self._openings = 0
+
+    def __enter__(self) -> Self:
+        """Open the engine on this thread."""
+        self._thread = threading.get_ident()
+        self._watchdog.__enter__()
+        try:
+            self._open()
+        except BaseException:
+            self._watchdog.__exit__()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        """Close the engine, also after Ctrl-C."""
+        try:
+            self._close()
+        finally:
+            self._thread = 0
+            self._watchdog.__exit__()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the open engine can be asked; nothing much where it did not open."""
+        return self._backend.capabilities if self._backend else Capabilities()
+
+    def run(self, case: Case, *, max_tokens: int) -> Answers:
+        """Submit a case's prompts together and step until each has ended.
+
+        Args:
+            case: At least one prompt.
+            max_tokens: The most tokens for each.
+
+        Returns:
+            A trace for every row, faults included; this raises for misuse alone.
+
+        Raises:
+            UsageError: Outside ``with``, or from a thread that did not open the engine.
+        """
+        if not self._thread:
+            msg = "this session is closed: drive it between `with Session(...)` and its end."
+            raise UsageError(msg)
+        if threading.get_ident() != self._thread:
+            msg = (
+                "this session was opened on another thread. MLX streams belong to a thread, so "
+                "an engine is driven from the one that opened it."
+            )
+            raise UsageError(msg)
+        requests, rows = self._prepare(case, max_tokens)
+        fault = self._ready()
+        width: int | None = None
+        if fault is None:
+            fault, width = self._drive(requests, rows)
+        if fault is not None:
+            for row in rows.values():
+                if not row.done:
+                    row.fail(fault)
+        return Answers(tuple(row.trace() for row in rows.values()), width)
+
+    def _prepare(self, case: Case, max_tokens: int) -> tuple[list[Request], dict[str, _Row]]:
+        requests: list[Request] = []
+        rows: dict[str, _Row] = {}
+        for prompt in case.prompts:
+            request = Request(
+                id=f"r{next(self._numbers)}",
+                tokens=prompt.tokens,
+                max_tokens=max_tokens,
+                stop_ids=self._model.stop_ids,
+                alone=case.alone,
+            )
+            requests.append(request)
+            rows[request.id] = _Row(prompt.id, max_tokens, self._model.stop_ids)
+        return requests, rows
+
+    def _drive(
+        self, requests: Sequence[Request], rows: dict[str, _Row]
+    ) -> tuple[Fault | None, int | None]:
+        """Run to the end; a fault ends every row that has not ended by itself."""
+        backend = self._backend
+        assert backend is not None  # noqa: S101 - _ready() has seen to it
+        width = _Width()
+        try:
+            with self._calling("submit"):
+                for request in requests:
+                    backend.submit(request)
+            self._step_until_done(backend, rows, width)
+        except EngineFault as error:
+            self._discard()
+            return _fault(error), width.widest
+        except BaseException:
+            self._cancel_quietly(backend, rows)
+            raise
+        return None, width.widest
+
+    def _step_until_done(self, backend: Backend, rows: dict[str, _Row], width: _Width) -> None:
+        last_progress = time.monotonic()
+        while not all(row.done for row in rows.values()):
+            with self._calling("step"):
+                emissions = backend.step()
+                moved = width.see(backend.stats())
+            for emission in emissions:
+                self._take(backend, rows, emission)
+            if emissions or moved:
+                last_progress = time.monotonic()
+                continue
+            if time.monotonic() - last_progress > self._policy.watchdog_s:
+                silent = [row.prompt_id for row in rows.values() if not row.done]
+                msg = (
+                    f"no token within {self._policy.watchdog_s:g} s for {', '.join(silent)}: "
+                    "step() returns, and gives nothing"
+                )
+                raise EngineHung(msg)
+            time.sleep(_IDLE_S)
+
+    def _take(self, backend: Backend, rows: dict[str, _Row], emission: Emission) -> None:
+        row = rows.get(emission.request_id)
+        if row is None:
+            msg = (
+                f"it gave a token for request {emission.request_id!r}, which is not in flight; "
+                f"in flight are {', '.join(rows)}"
+            )
+            raise EngineFault(msg)
+        if row.done:
+            if row.fault is None and row.finish is not None and self.capabilities.stop:
+                msg = f"it gave token {emission.token!r} for {row.prompt_id} after its finish"
+                row.fail(Fault(summary=msg))
+            return
+        token, problem = _checked(emission.token, self._model.vocab_size)
+        if problem:
+            row.fail(Fault(summary=f"step {len(row.tokens)}: {problem}"))
+            self._cancel(backend, emission.request_id)
+            return
+        row.tokens.append(token)
+        stopped = token in row.stop_ids and not self.capabilities.stop
+        row.finish = "stop" if stopped else emission.finish
+        row.done = row.finish is not None
+        overrun = not row.done and len(row.tokens) >= row.max_tokens
+        if overrun:
+            row.done = True
+        if (stopped and emission.finish is None) or overrun:
+            self._cancel(backend, emission.request_id)
+
+    def _cancel(self, backend: Backend, request_id: str) -> None:
+        with self._calling("cancel"):
+            backend.cancel(request_id)
+
+    def _cancel_quietly(self, backend: Backend, rows: Mapping[str, _Row]) -> None:
+        for request_id, row in rows.items():
+            if not row.done:
+                try:
+                    backend.cancel(request_id)
+                except Exception:  # noqa: BLE001, S110 - on the way out of another exception
+                    pass
+
+    def _ready(self) -> Fault | None:
+        """Open the engine again where the last case broke it, a few times."""
+        if self._backend is None and self._openings <= _REOPENINGS:
+            self._open()
+        if self._backend is not None:
+            return None
+        return self._unopened or Fault(
+            summary=f"not asked: the engine broke {self._openings} times and was given up"
+        )
+
+    def _open(self) -> None:
+        self._openings += 1
+        try:
+            with self._calling("open"):
+                backend = self._factory()
+                # Kept before it is opened: what opens half must be closed too.
+                self._backend = backend
+                backend.open(self._model)
+        except EngineFault as error:
+            if isinstance(error.__cause__, BackendError):
+                self._discard()
+                raise error.__cause__ from None
+            self._discard()
+            self._unopened = _fault(error)
+            self._openings = _REOPENINGS + 1
+        else:
+            self._unopened = None
+
+    def _discard(self) -> None:
+        """Close an engine that broke; its own trouble in closing says nothing new."""
+        try:
+            self._close()
+        except EngineFault:
+            pass
+
+    def _close(self) -> None:
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            with self._calling("close"):
+                backend.close()
+
+    def _calling(self, what: str) -> _Calling:
+        return _Calling(self._watchdog, what)
+
+
+class _Calling:
+    """The watchdog's guard, with the engine's exceptions turned into faults."""
+
+    def __init__(self, watchdog: Watchdog, what: str) -> None:
+        self._what = what
+        self._guard = watchdog.guard(f"{what}()")
+
+    def __enter__(self) -> None:
+        self._guard.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._guard.__exit__(kind, error, where)
+        if error is None or isinstance(error, EngineFault) or not isinstance(error, Exception):
+            return
+        text = "".join(traceback.format_exception(error))
+        msg = f"{self._what}() raised {type(error).__name__}: {error}\n{text}"
+        raise EngineCrashed(msg) from error
+
+
+class _Width:
+    """What `Backend.stats` said over a case: how wide it got, and whether it moves."""
+
+    def __init__(self) -> None:
+        self.widest: int | None = None
+        self._last: dict[str, int] = {}
+
+    def see(self, stats: Mapping[str, int]) -> bool:
+        moved = stats != self._last
+        self._last = dict(stats)
+        if "batch_width" in stats:
+            self.widest = max(self.widest or 0, stats["batch_width"])
+        return moved
+
+
+def _checked(token: object, vocab_size: int) -> tuple[int, str]:
+    """Return the token as an int, or what is wrong with it."""
+    if isinstance(token, bool):
+        return 0, f"it gave {token!r} where a token id was due"
+    try:
+        value = operator.index(token)  # type: ignore[arg-type]
+    except TypeError:
+        return 0, f"it gave {token!r} ({type(token).__name__}) where an int token id was due"
+    if not 0 <= value < vocab_size:
+        return 0, f"it gave token id {value}, outside the vocabulary (0 to {vocab_size - 1})"
+    return value, ""
+
+
+def _fault(error: EngineFault) -> Fault:
+    summary, _, detail = str(error).partition("\n")
+    return Fault(summary=summary, detail=detail)
