@@ -58,7 +58,7 @@ class ModelRef:
 
     @property
     def name(self) -> str:
-        """The last part of the source: short enough for a table or a test id."""
+        """Return the last part of the source, short enough for a table or a test id."""
         return self.source.rstrip("/").rsplit("/", 1)[-1]
 
 

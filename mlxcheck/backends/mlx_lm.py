@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -151,8 +152,8 @@ class _Solo:
 
 def _stop_option(stop_ids: tuple[int, ...]) -> dict[str, Any]:
     """Build the per-request stop argument, whose name changed after mlx-lm 0.31."""
-    from mlx_lm import generate
-
+    # Not `from mlx_lm import generate`: the package exports a function of that name.
+    generate = importlib.import_module("mlx_lm.generate")
     sequences = [[token] for token in stop_ids]
     if hasattr(generate, "StopSequences"):
         return {"stop_sequences": [generate.StopSequences(sequences)]}

@@ -15,7 +15,7 @@ from typing import Any, cast
 from mlxcheck.backends.base import Backend
 from mlxcheck.errors import BackendError
 
-__all__ = ["BUILT_IN", "Factory", "describe", "known", "resolve"]
+__all__ = ["BUILT_IN", "Factory", "command_name", "describe", "known", "resolve"]
 
 Factory = Callable[[], Backend]
 """Makes a fresh, unopened backend."""
@@ -44,6 +44,15 @@ def describe(backend: object) -> str:
         return backend
     name = getattr(backend, "name", None)
     return name if isinstance(name, str) else str(getattr(backend, "__name__", backend))
+
+
+def command_name(backend: object) -> str | None:
+    """Return what names a backend on the command line, or None where nothing does."""
+    if isinstance(backend, str):
+        return backend
+    module = getattr(backend, "__module__", "__main__")
+    name = getattr(backend, "__qualname__", "<")
+    return None if module == "__main__" or "<" in name else f"{module}:{name}"
 
 
 def resolve(backend: object) -> Factory:
@@ -89,7 +98,7 @@ def _import(name: str, target: str) -> object:
             f"provides {missing!r} in this environment, or mend the name."
         )
         raise BackendError(msg) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         msg = (
             f"backend {name!r}: importing {module_name} raised {type(error).__name__}: {error}. "
             "The module has to import before it can be driven."
@@ -107,7 +116,7 @@ def _import(name: str, target: str) -> object:
 
 def _from_object(target: object, name: str) -> Factory:
     if not inspect.isclass(target) and _has_methods(target):
-        return lambda: cast("Backend", target)
+        return lambda: _made(lambda: target, name)
     if not callable(target):
         msg = (
             f"backend {name!r} is {target!r:.80}; expected a Backend, a class or factory of "

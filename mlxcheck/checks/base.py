@@ -10,7 +10,7 @@ from mlxcheck.messages import Place
 from mlxcheck.records import Case, Comparison, Prompt, Trace
 from mlxcheck.session import Answers
 
-__all__ = ["Check", "Effort", "Expected", "PlaceOf", "solo"]
+__all__ = ["Check", "Effort", "Expected", "PlaceOf", "single", "solo"]
 
 Effort = Literal["quick", "standard", "thorough"]
 """Seconds on a small model; all that a pull request wants; all that a night allows."""
@@ -44,3 +44,8 @@ class Check(Protocol):
 def solo(prompt: Prompt) -> Case:
     """Return the case of a prompt by itself; checks that share it share its one run."""
     return Case(id=f"alone/{prompt.id}", prompts=(prompt,), alone=True)
+
+
+def single(prompt: Prompt) -> Case:
+    """Return the case of a prompt on the batch path, without neighbours; shared likewise."""
+    return Case(id=f"batch-1/{prompt.id}", prompts=(prompt,))

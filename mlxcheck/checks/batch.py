@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import cycle, islice
 
 from mlxcheck.backends.base import Capabilities
-from mlxcheck.checks.base import Effort, Expected, PlaceOf
+from mlxcheck.checks.base import Effort, Expected, PlaceOf, single
 from mlxcheck.compare import compare_end, compare_tokens, without_verdict
 from mlxcheck.messages import Place
 from mlxcheck.records import Case, Comparison, Prompt, Trace, Verdict
@@ -92,7 +92,7 @@ def _judge_row(place: Place, expected: Trace, actual: Trace) -> Comparison:
     # In company an engine may also forget a row's stop set, or stop it with a neighbour.
     if found.verdict is Verdict.EXACT and len(actual.tokens) > len(expected.tokens):
         ended = compare_end(place, expected, actual)
-        return ended if ended.verdict is Verdict.WRONG else found
+        return replace(ended, steps=found.steps) if ended.verdict is Verdict.WRONG else found
     return found
 
 
@@ -114,9 +114,8 @@ def _with_twin(found: Comparison, twin: int, one: Trace, other: Trace) -> Compar
 
 
 def _single(by_length: Sequence[Prompt], effort: Effort) -> Iterator[Case]:
-    every = {"quick": max(1, len(by_length) // 2), "standard": 3, "thorough": 1}[effort]
-    for prompt in by_length[::every]:
-        yield Case(id=f"batch-1/{prompt.id}", prompts=(prompt,))
+    every = max(1, len(by_length) // 2) if effort == "quick" else 1
+    yield from (single(prompt) for prompt in by_length[::every])
 
 
 def _groups(
@@ -126,22 +125,31 @@ def _groups(
 
     Each group takes the longest prompts that are left and one of the shortest: the padding
     is as uneven as it can be, and long prompts, whose length every row of a padded batch
-    pays for, share few groups. The first group of each size is run in both orders.
+    pays for, share few groups. The last group of each size, the cheapest, is run in both
+    orders.
     """
+    groups = list(_deal(by_length, sizes, seed))
+    last = {len(group): number for number, group in enumerate(groups)}
+    for number, group in enumerate(groups):
+        name = f"batch-{len(group)}/{number}"
+        yield Case(id=name, prompts=group)
+        if both and last[len(group)] == number:
+            yield Case(id=f"{name}-reversed", prompts=group[::-1])
+
+
+def _deal(
+    by_length: Sequence[Prompt], sizes: Sequence[int], seed: int
+) -> Iterator[tuple[Prompt, ...]]:
     left = list(by_length)
-    reversed_sizes: set[int] = set()
     for number, size in enumerate(cycle(sizes)):
         if not left:
             return
-        group = [left.pop() if left else by_length[-1]]
+        group = [left.pop()]
         while len(group) < size:
             # The last group is filled up from the shortest prompts of all.
             group.append(left.pop(0) if left else by_length[-len(group) % len(by_length)])
         random.Random(f"{seed}/{size}/{number}").shuffle(group)  # noqa: S311 - no secret
-        yield Case(id=f"batch-{size}/{number}", prompts=tuple(group))
-        if both and size not in reversed_sizes:
-            reversed_sizes.add(size)
-            yield Case(id=f"batch-{size}/{number}-reversed", prompts=tuple(group[::-1]))
+        yield tuple(group)
 
 
 def _extremes(by_length: Sequence[Prompt]) -> Iterator[Case]:
@@ -171,7 +179,12 @@ def _same(by_length: Sequence[Prompt]) -> Iterator[Case]:
 
 
 def _over(by_length: Sequence[Prompt], limit: int | None) -> Iterator[Case]:
-    """One row more than the engine decodes at once; all prompts where no limit is known."""
+    """One row more than the engine decodes at once; all prompts where no limit is known.
+
+    Of the shorter half, over and over: what is asked is who waits and who joins, and a long
+    prompt would only make every row dearer.
+    """
     rows = len(by_length) if limit is None else limit + 1
     if 1 < rows <= _MOST_ROWS:
-        yield Case(id=f"batch-{rows}/over", prompts=tuple(islice(cycle(by_length), rows)))
+        shorter = by_length[len(by_length) // 2 :]
+        yield Case(id=f"batch-{rows}/over", prompts=tuple(islice(cycle(shorter), rows)))

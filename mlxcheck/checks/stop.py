@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxcheck.backends.base import Capabilities
-from mlxcheck.checks.base import Effort, Expected, PlaceOf, solo
+from mlxcheck.checks.base import Effort, Expected, PlaceOf, single, solo
 from mlxcheck.compare import compare_end
 from mlxcheck.records import Case, Comparison, Prompt
 from mlxcheck.session import Answers
@@ -18,7 +18,10 @@ __all__ = ["Stop"]
 
 
 class Stop:
-    """Compare the ends of the answers that the `tokens` check decodes anyway."""
+    """Compare the ends of answers on the batch path, where engines keep their stop sets.
+
+    Its cases are those of one row of the `batch` check, which are driven once for both.
+    """
 
     name = "stop"
 
@@ -31,9 +34,10 @@ class Stop:
     def plan(
         self, prompts: Sequence[Prompt], capabilities: Capabilities, effort: Effort, seed: int
     ) -> tuple[Case, ...]:
-        """Return the cases of the `tokens` check: they are driven once for both."""
-        del capabilities, effort, seed
-        return tuple(solo(prompt) for prompt in prompts)
+        """Return one case a prompt: a batch of one, or the prompt alone."""
+        del effort, seed
+        case_of = single if capabilities.batch else solo
+        return tuple(case_of(prompt) for prompt in prompts)
 
     def judge(
         self, case: Case, expected: Expected, answers: Answers, place_of: PlaceOf

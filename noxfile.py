@@ -1,0 +1,115 @@
+"""Every job of the project, the same at home and in CI."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+MODELS = ROOT / "fixtures" / "models"
+FLOAT32 = sorted(str(path.relative_to(ROOT)) for path in MODELS.glob("*-float32"))
+CPU = "" if sys.platform == "darwin" else "cpu"
+"""Where there is no Metal, mlx needs a build named; on a Mac it comes with one."""
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+
+nox.needs_version = ">=2025.5.1"
+nox.options.sessions = ["tests", "lint", "types", "sglang"]
+nox.options.error_on_missing_interpreters = False
+
+
+def extras(*names: str) -> str:
+    """Return ``[name,...]``, with the mlx build of this machine."""
+    wanted = [name for name in (CPU, *names) if name]
+    return f"[{','.join(wanted)}]" if wanted else ""
+
+
+def group(name: str) -> list[str]:
+    """Return the requirements of a dependency group."""
+    return nox.project.dependency_groups(PROJECT, name)
+
+
+@nox.session
+def reference(session: nox.Session) -> None:
+    """Run the main job on the float32 fixtures and mlx-lm's batched engine."""
+    session.install(f".{extras()}")
+    models = [arg for arg in session.posargs if not arg.startswith("-")] or FLOAT32
+    options = [arg for arg in session.posargs if arg.startswith("-")]
+    session.run("mlxcheck", "run", *models, "--backend", "mlx-lm", *options)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests, with mlx-lm for real."""
+    session.install("-e", f".{extras('test')}")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def sglang(session: nox.Session) -> None:
+    """Run the main job on SGLang's real MlxModelRunner."""
+    if sys.platform == "darwin":
+        session.skip("on a Mac, install SGLang as its documentation says, and run pytest there")
+    session.install("-e", f".{extras('test')}")
+    folder = ROOT / "tests" / "sglang"
+    session.install("--no-deps", "-r", str(folder / "requirements-no-deps.txt"))
+    session.install("-r", str(folder / "requirements.txt"))
+    session.run("pytest", "tests/sglang", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    session.install(*group("lint"))
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types, strictly, over the package, tests, fixtures and this file."""
+    session.install(f".{extras('test')}", *group("types"))
+    session.run("mypy", "mlxcheck", "tests", "fixtures", "noxfile.py", *session.posargs)
+
+
+@nox.session(default=False)
+def fixtures(session: nox.Session) -> None:
+    """Train the fixture models again from their seeds; minutes on two cores."""
+    session.install("-e", f".{extras()}")
+    session.run("python", "fixtures/build.py", *session.posargs)
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a warning is an error."""
+    session.install("-e", f".{extras('docs')}")
+    session.run("sphinx-build", "-W", "docs", str(Path(session.create_tmp()) / "html"))
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Measure what the harness costs over the bare calls to mlx-lm."""
+    session.install(f".{extras()}")
+    session.run("python", "tests/bench/overhead.py", *session.posargs)
+
+
+@nox.session(default=False)
+def package(session: nox.Session) -> None:
+    """Build the wheel, and try it from an empty folder that holds no checkout."""
+    session.install("build")
+    dist = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(dist))
+    (wheel,) = dist.glob("*.whl")
+    session.install(f"{wheel}{extras('test')}")
+    empty = Path(session.create_tmp()) / "empty"
+    shutil.rmtree(empty, ignore_errors=True)
+    empty.mkdir()
+    with session.chdir(empty):
+        model = str(MODELS / "qwen3-float32")
+        session.run("mlxcheck", "run", model, "--effort", "quick", "--json", "report.json")
+        options = ("--mlx-reference", f"--mlx-model={model}", "--mlx-require", "-q")
+        session.run("pytest", *options, "-k", "tokens and sum")

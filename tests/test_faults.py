@@ -1,0 +1,40 @@
+"""Faults planted in mlx-lm's batch path: the named cases go red, the others stay green."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import mlxcheck
+from fixtures.faults.mlx_lm import FAULTS, Faulty
+from mlxcheck.records import Verdict
+
+MODEL = Path(__file__).parents[1] / "fixtures" / "models" / "qwen3_moe-float32"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"S{fault.row}-{fault.__name__}")
+def test_fault_is_seen_where_it_must_be_and_only_there(fault: type[Faulty]) -> None:
+    """The check that the fault's row names goes red with step and row; the green one stays."""
+    report = mlxcheck.check(MODEL, fault)
+
+    assert report.outcome == "fail"
+    red = [f for f in fault.red.select(report.comparisons) if f.verdict is Verdict.WRONG]
+    assert red, f"nothing red in {fault.red}: {report.summary()}"
+    for found in red:
+        assert re.search(r"step \d+", found.message), found.message
+        assert found.batch == 1 or f"row {found.row};" in found.message, found.message
+    for green in fault.green:
+        chosen = green.select(report.comparisons)
+        assert chosen, f"nothing was compared in {green}"
+        wrong = [found.message for found in chosen if found.verdict is not Verdict.EXACT]
+        assert not wrong, f"{green} should be green:\n" + "\n".join(wrong[:3])
+
+
+def test_mlx_lm_is_whole_again_after_a_faulty_candidate() -> None:
+    """The honest backend passes after a faulty one, in the same process."""
+    broken = mlxcheck.check(MODEL, FAULTS[0], checks=["batch"], effort="quick", max_tokens=8)
+    honest = mlxcheck.check(MODEL, "mlx-lm", checks=["batch"], effort="quick", max_tokens=8)
+
+    assert (broken.outcome, honest.outcome) == ("fail", "pass")
