@@ -27,7 +27,7 @@ def extras(*names: str) -> str:
     return f"[{','.join(wanted)}]" if wanted else ""
 
 
-def group(name: str) -> list[str]:
+def group(name: str) -> tuple[str, ...]:
     """Return the requirements of a dependency group."""
     return nox.project.dependency_groups(PROJECT, name)
 

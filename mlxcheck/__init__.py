@@ -2,8 +2,9 @@
 
 General layout, in the order in which a run goes through it: `prompts`, `checkpoint`,
 `memory`, `reference` (with `purity` and `release`), then `backends` behind `session`, then
-`checks` over `compare`, all told in order by `run`. The doorways are `assertions`, `plugin`
-and `cli`; `render` paints. `records`, `errors` and `policy` are what all of them speak in.
+`checks` over `compare`; `recording` and `run` tell it in order. The doorways are
+`assertions`, `plugin` and `cli`; `render` paints. `records`, `errors` and `policy` are what
+all of them speak in.
 
 Importing this module costs nothing: each name is fetched when it is first used.
 """

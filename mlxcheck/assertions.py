@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlxcheck import checks as all_checks
 from mlxcheck.backends import registry
-from mlxcheck.checks import Effort
 from mlxcheck.errors import ReferenceMismatch
 from mlxcheck.policy import Policy
 from mlxcheck.prompts import as_questions
-from mlxcheck.report import Report
-from mlxcheck.run import Drive, Settings, record
+from mlxcheck.recording import Settings, record
+from mlxcheck.run import Drive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from mlxcheck.checks import Effort
+    from mlxcheck.report import Report
 
 __all__ = ["assert_reference_equal", "check"]
 
@@ -75,7 +80,7 @@ def check(  # noqa: PLR0913 - keyword-only, each with its default
     )
     asked = all_checks.named(checks)
     # Both are settled before anything is loaded: a typing mistake must not cost a load.
-    registry.resolve(backend)
+    registry.require_findable(backend)
     questions = None if prompts is None else as_questions(prompts)
     recorded = record(str(model), questions, settings)
     with Drive(recorded, backend, asked, settings, cases=cases) as drive:

@@ -9,20 +9,26 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import json
+import os
 import re
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlxcheck.errors import ModelError, ModelUnavailable
 from mlxcheck.records import ModelRef
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 __all__ = ["Checkpoint", "inspect", "locate"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_FILES = ("*.json", "model*.safetensors", "*.py", "*.model", "*.tiktoken", "*.txt", "*.jinja")
+_WEIGHTS = "model*.safetensors"
+_FILES = ("*.json", _WEIGHTS, "*.py", "*.model", "*.tiktoken", "*.txt", "*.jinja")
 _POSITIONS = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
+_EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight", "wte.weight")
 _HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own limit on its header
 
 
@@ -62,11 +68,11 @@ def inspect(
     path = locate(source, revision=revision)
     config = _read_config(path)
     model_type = _model_type(config, path, trust_remote_code=trust_remote_code)
-    sizes = _tensor_sizes(path)
+    tensors = _tensors(path)
     _require_tokenizer(path)
     by_dtype: dict[str, int] = {}
-    for dtype, size in sizes:
-        by_dtype[dtype] = by_dtype.get(dtype, 0) + size
+    for tensor in tensors:
+        by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + tensor.size
     return Checkpoint(
         model=ModelRef(
             source=str(source),
@@ -74,12 +80,12 @@ def inspect(
             revision=revision,
             trust_remote_code=trust_remote_code,
             model_type=model_type,
-            vocab_size=_number(config, "vocab_size", path),
+            vocab_size=_vocab_size(config, tensors, path),
             max_positions=_max_positions(config),
         ),
         config=config,
-        weight_bytes=sum(size for _, size in sizes),
-        largest_tensor=max((size for _, size in sizes), default=0),
+        weight_bytes=sum(tensor.size for tensor in tensors),
+        largest_tensor=max((tensor.size for tensor in tensors), default=0),
         dtypes=tuple(sorted(by_dtype, key=lambda name: (-by_dtype[name], name))),
     )
 
@@ -91,8 +97,13 @@ def locate(source: str | Path, *, revision: str | None = None) -> Path:
         ModelError: A path that does not exist or is not a folder.
         ModelUnavailable: A hub model that is neither cached nor within reach.
     """
-    path = Path(source).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(source).expanduser()
+        folder, other = path.is_dir(), path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, not allowed, too long
+        msg = f"{source}: this path cannot be looked at: {_line(error)}. Check it."
+        raise ModelError(msg) from None
+    if folder:
         if revision is not None:
             msg = (
                 f"{source}: revision={revision!r} was given for a folder on this machine. "
@@ -100,7 +111,7 @@ def locate(source: str | Path, *, revision: str | None = None) -> Path:
             )
             raise ModelError(msg)
         return path.resolve()
-    if path.exists():
+    if other:
         msg = f"{source} is a file. Give the folder that holds config.json and the weights."
         raise ModelError(msg)
     if not _HUB_ID.fullmatch(str(source)):
@@ -114,13 +125,13 @@ def locate(source: str | Path, *, revision: str | None = None) -> Path:
 
 def _from_hub(source: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HFValidationError
 
     at = f" at revision {revision}" if revision else ""
     reason = ""
     for local_only in (True, False):
         try:
-            return Path(
+            path = Path(
                 snapshot_download(
                     source,
                     revision=revision,
@@ -131,8 +142,12 @@ def _from_hub(source: str, revision: str | None) -> Path:
         except HFValidationError as error:
             msg = f"{source}: not a folder here, and not a valid hub id: {_line(error)}"
             raise ModelError(msg) from None
-        except (OSError, HfHubHTTPError) as error:
+        except Exception as error:  # noqa: BLE001 - also what the HTTP library raises
             reason = f"{type(error).__name__}: {_line(error)}"
+        else:
+            # A cache that holds a tokenizer alone is no checkpoint yet.
+            if not local_only or any(path.glob(_WEIGHTS)):
+                return path
     msg = (
         f"{source}{at}: there is no such folder here, the hub cache does not hold it, and it "
         f"could not be fetched ({reason}). Check the name, or fetch it once with a network."
@@ -153,6 +168,9 @@ def _read_config(path: Path) -> dict[str, object]:
             f"{path}: no config.json in this folder. Give the folder of an MLX checkpoint "
             "(config.json, model*.safetensors, tokenizer files)."
         )
+        raise ModelError(msg) from None
+    except OSError as error:
+        msg = f"{file}: cannot be read: {error.strerror}."
         raise ModelError(msg) from None
     except UnicodeDecodeError:
         msg = f"{file}: not UTF-8 text. The file is broken; fetch the checkpoint again."
@@ -206,43 +224,69 @@ def _known_types() -> frozenset[str]:
     return frozenset(files | set(getattr(utils, "MODEL_REMAPPING", {})))
 
 
-def _tensor_sizes(path: Path) -> list[tuple[str, int]]:
-    """Element type and bytes of every tensor, from the files' headers alone."""
-    files = sorted(path.glob("model*.safetensors"))
+class _Tensor(NamedTuple):
+    """One entry of a header; *rows* is its first dimension, 0 for a scalar."""
+
+    name: str
+    dtype: str
+    rows: int
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+def _tensors(path: Path) -> list[_Tensor]:
+    """Every tensor, from the files' headers alone."""
+    files = sorted(path.glob(_WEIGHTS))
     if not files:
-        msg = f"{path}: no weights (model*.safetensors) in this folder. Fetch the checkpoint."
+        msg = f"{path}: no weights ({_WEIGHTS}) in this folder. Fetch the checkpoint."
         raise ModelError(msg)
-    return [entry for file in files for entry in _header(file)]
+    return [tensor for file in files for tensor in _header(file)]
 
 
-def _header(file: Path) -> list[tuple[str, int]]:
+def _header(file: Path) -> list[_Tensor]:
     """Read one header: 8 bytes of little-endian length, then JSON, then the tensors.
 
     The layout is that of the safetensors format's own description.
     """
     broken = f"{file}: truncated or broken safetensors file"
     remedy = "Fetch it again."
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1  # noqa: PLR2004
-        if not 0 < length <= min(_HEADER_LIMIT, size - 8):
-            msg = f"{broken}: its {size} bytes end before its header does. {remedy}"
-            raise ModelError(msg)
-        try:
-            header = json.loads(stream.read(length))
-            header.pop("__metadata__", None)
-            spans = [
-                (entry["dtype"], *map(int, entry["data_offsets"])) for entry in header.values()
-            ]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            msg = f"{broken}: its header is not what the format says. {remedy}"
-            raise ModelError(msg) from None
-    wanted = 8 + length + max((end for _, _, end in spans), default=0)
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            prefix = stream.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1  # noqa: PLR2004
+            whole = 0 < length <= min(_HEADER_LIMIT, size - 8)
+            raw = stream.read(length) if whole else b""
+    except OSError as error:
+        msg = f"{file}: cannot be read: {error.strerror}. {remedy}"
+        raise ModelError(msg) from None
+    if not whole:
+        msg = f"{broken}: its {size} bytes end before its header does. {remedy}"
+        raise ModelError(msg)
+    try:
+        header = json.loads(raw)
+        header.pop("__metadata__", None)
+        tensors = [_tensor(name, entry) for name, entry in header.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        msg = f"{broken}: its header is not what the format says. {remedy}"
+        raise ModelError(msg) from None
+    wanted = 8 + length + max((tensor.end for tensor in tensors), default=0)
     if wanted > size:
         msg = f"{broken}: it has {size} of {wanted} bytes. {remedy}"
         raise ModelError(msg)
-    return [(dtype, end - start) for dtype, start, end in spans]
+    return tensors
+
+
+def _tensor(name: str, entry: Mapping[str, Any]) -> _Tensor:
+    start, end = map(int, entry["data_offsets"])
+    if not 0 <= start <= end:
+        raise ValueError
+    rows = int(next(iter(entry["shape"]), 0))
+    return _Tensor(name, str(entry["dtype"]), rows, start, end)
 
 
 def _require_tokenizer(path: Path) -> None:
@@ -264,11 +308,15 @@ def _nested(config: Mapping[str, object], key: str) -> object:
     return inner.get(key) if isinstance(inner, dict) else None
 
 
-def _number(config: Mapping[str, object], key: str, path: Path) -> int:
-    value = _nested(config, key)
+def _vocab_size(config: Mapping[str, object], tensors: Sequence[_Tensor], path: Path) -> int:
+    """Read it from the config or, where a family leaves it to a default, the embedding."""
+    value = _nested(config, "vocab_size")
+    if value is None:
+        rows = [tensor.rows for tensor in tensors if tensor.name.endswith(_EMBEDDINGS)]
+        value = max(rows, default=None)
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
-    msg = f"{path}: config.json has {key}={value!r}; expected a whole number above 0."
+    msg = f"{path}: config.json has vocab_size={value!r}; expected a whole number above 0."
     raise ModelError(msg)
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import io
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlxcheck import checks, memory, prompts, reference, report
 from mlxcheck.backends import registry
 from mlxcheck.command import INTERRUPTED, PASS, USAGE, Command, Plan, status_of, tell
 from mlxcheck.errors import MlxCheckError, UsageError
 from mlxcheck.policy import Policy
-from mlxcheck.run import Settings
+from mlxcheck.recording import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["main"]
 
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:  # argparse has printed help, a version or an error
         return done.code if isinstance(done.code, int) else USAGE
     except KeyboardInterrupt:
-        tell("interrupted; nothing had been compared")
+        tell("interrupted")
         return INTERRUPTED
     except MlxCheckError as error:
         tell(str(error))
@@ -133,17 +135,11 @@ def _version() -> str:
 
 
 def _list_backends(_options: argparse.Namespace) -> int:
-    targets = _targets()
+    targets = registry.targets()
     wide = max(map(len, targets))
     for name, target in sorted(targets.items()):
         sys.stdout.write(f"{name:<{wide}}  {target}\n")
     return PASS
-
-
-def _targets() -> dict[str, str]:
-    """Import targets by registered name; installed packages come before the built-in ones."""
-    found = metadata.entry_points(group="mlxcheck.backends")
-    return {**registry.BUILT_IN, **{entry.name: entry.value for entry in found}}
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -177,7 +173,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     backends = _several(options.backend, "MLXCHECK_BACKEND") or ("mlx-lm",)
     with _working_directory_on_path():
         for backend in backends:
-            _require_findable(backend)
+            registry.require_findable(backend)
     return Plan(
         models=models,
         backends=backends,
@@ -197,28 +193,10 @@ def _several(given: Sequence[str] | None, variable: str) -> tuple[str, ...]:
 
 def _policy(watchdog: float) -> Policy:
     if not (math.isfinite(watchdog) and 0 < watchdog <= _LONGEST_WATCHDOG_S):
-        msg = (
-            f"--watchdog {watchdog:g}: expected seconds above 0, at most {_LONGEST_WATCHDOG_S}."
-        )
+        msg = f"--watchdog {watchdog:g}: expected 0 < SECONDS <= {_LONGEST_WATCHDOG_S}."
         raise UsageError(msg)
     # Who waits one second for an answer does not want to wait ten for its end.
     return Policy(watchdog_s=watchdog, grace_s=min(watchdog, Policy().grace_s))
-
-
-def _require_findable(backend: str) -> None:
-    """Refuse a backend that is not there, without running any code of one that is.
-
-    An engine may patch mlx-lm when it is imported; that has to wait until the references
-    are made.
-    """
-    target = _targets().get(backend, backend if ":" in backend else "")
-    package = target.partition(":")[0].partition(".")[0]
-    try:
-        found = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        found = None
-    if found is None:
-        registry.resolve(backend)  # it knows best how to say what is missing
 
 
 @contextlib.contextmanager

@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from mlxcheck import reference
 from mlxcheck import report as reports
-from mlxcheck.checks import Check
 from mlxcheck.errors import (
     EngineFault,
     MemoryNotReleased,
@@ -23,10 +22,16 @@ from mlxcheck.errors import (
     ReportError,
     UsageError,
 )
-from mlxcheck.prompts import Question
+from mlxcheck.recording import Recorded, Settings, record
 from mlxcheck.records import Case, Comparison, Verdict
 from mlxcheck.report import Report
-from mlxcheck.run import Drive, Recorded, Settings, record
+from mlxcheck.run import Drive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mlxcheck.checks import Check
+    from mlxcheck.prompts import Question
 
 __all__ = [
     "FAIL",
@@ -149,8 +154,6 @@ class Command:
             )
             with drive:
                 drive.run()
-        except EngineFault as error:  # all cases have been driven: it broke in closing
-            self._reports.append(_with_fault(drive.report(), "close", str(error)))
         except MlxCheckError as error:
             self._give_up(recorded.model.source, (backend,), error)
         except BaseException:
@@ -213,9 +216,9 @@ class Command:
             else:
                 terminal.show(self._reports, console)
             sys.stdout.flush()
-        except BrokenPipeError:
-            # Whoever read our output has seen enough; the interpreter's own flush at exit
-            # must not complain either.
+        except (BrokenPipeError, SystemExit):
+            # Whoever read our output has seen enough: rich would exit with status 1, and the
+            # interpreter's own flush at exit would complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _add_unreached(self) -> None:
@@ -247,13 +250,6 @@ class Command:
         os.write(2, ("\n".join(lines) + "\n").encode(errors="backslashreplace"))
 
 
-def _with_fault(report: Report, what: str, text: str) -> Report:
-    """Add what an engine did wrong outside of all cases."""
-    message = f"{what}, check {what}: {report.backend} failed in {what}(): {text}"
-    fault = Comparison(check=what, prompt_id=what, verdict=Verdict.ERROR, message=message)
-    return replace(report, comparisons=(*report.comparisons, fault))
-
-
 def _hung(report: Report, drive: Drive, stacks: str) -> Report:
     """Add an ERROR for each row of the case that was being driven."""
     judged = {(found.check, found.case) for found in report.comparisons}
@@ -268,7 +264,7 @@ def _hung(report: Report, drive: Drive, stacks: str) -> Report:
                 for row in range(len(case.prompts))
             ]
             return replace(report, comparisons=(*report.comparisons, *rows))
-    return _with_fault(report, "close" if planned else "open", stacks)
+    return report.with_fault("close" if planned else "open", stacks)
 
 
 def _hung_row(report: Report, check: str, case: Case, row: int, stacks: str) -> Comparison:

@@ -8,10 +8,13 @@ that is no evidence about its tokens; whether it stopped is a question of its ow
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from mlxcheck import messages
-from mlxcheck.messages import Place
 from mlxcheck.records import Comparison, Trace, Verdict
+
+if TYPE_CHECKING:
+    from mlxcheck.messages import Place
 
 __all__ = ["compare_end", "compare_tokens", "without_verdict"]
 
@@ -54,11 +57,13 @@ def compare_end(place: Place, expected: Trace, actual: Trace) -> Comparison:
         out, or gave another reason; INCONCLUSIVE where the tokens before had differed.
     """
     found = _blank(place)
-    if actual.fault is not None:
-        found = replace(found, verdict=Verdict.ERROR)
-        return replace(found, message=messages.failure(place, found, actual))
     total, given = len(expected.tokens), len(actual.tokens)
     agreed = _common_prefix(expected.tokens, actual.tokens)
+    if actual.fault is not None:
+        found = replace(found, verdict=Verdict.ERROR)
+        # The steps are told, not counted: the answer's end is all that is compared here.
+        told = replace(found, steps=agreed)
+        return replace(found, message=messages.failure(place, told, actual))
     if agreed < min(total, given):
         why = f"the tokens differ from step {agreed} on, so their ends cannot be compared"
         found = replace(found, verdict=Verdict.INCONCLUSIVE)
@@ -72,8 +77,8 @@ def compare_end(place: Place, expected: Trace, actual: Trace) -> Comparison:
         expected=expected.tokens[agreed] if agreed < total else None,
         actual=actual.tokens[agreed] if agreed < given else None,
     )
-    what = _end_headline(expected, actual)
-    return replace(found, message=messages.difference(place, found, what, expected))
+    what, told = _end_headline(expected, actual), replace(found, steps=agreed)
+    return replace(found, message=messages.difference(place, told, what, expected))
 
 
 def without_verdict(place: Place, why: str) -> Comparison:
@@ -119,7 +124,12 @@ def _end_headline(expected: Trace, actual: Trace) -> str:
             f"the answer goes on past its stop id: {given} tokens where the reference "
             f"stopped at step {total - 1}"
         )
-    return f"the answer ends for {actual.finish!r} where the reference's ends for {expected.finish!r}"
+    if actual.finish is None:
+        return f"the answer was cut off at {total} tokens: the engine did not end it"
+    return (
+        f"the answer ends for {actual.finish!r} where the reference's ends for "
+        f"{expected.finish!r}"
+    )
 
 
 def _blank(place: Place) -> Comparison:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mlxcheck.records import Report
+    from mlxcheck.report import Report
 
 __all__ = [
     "BackendError",

@@ -54,9 +54,10 @@ class _Walk:
         self._nodes: list[object] = []
         self._own = {id(self._nodes), id(ignore), *map(id, ignore)}
         self._modules = {
+            # Anything may be put into sys.modules; only a real module has globals.
             id(vars(module)): name
             for name, module in list(sys.modules.items())
-            if isinstance(module, types.ModuleType)
+            if hasattr(module, "__dict__")
         }
         self._locals = self._index_locals()
 

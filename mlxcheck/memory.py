@@ -119,7 +119,7 @@ def probe() -> Room:
     Returns:
         The terms; None for each that this machine does not have or does not tell.
     """
-    import mlx.core as mx  # noqa: PLC0415 - costs nothing until memory is asked for
+    import mlx.core as mx
 
     available, reserve = _ram()
     info = mx.device_info()
@@ -142,7 +142,7 @@ def probe() -> Room:
 def _ram() -> tuple[int | None, int | None]:
     """Available RAM and the reserve, or two None where psutil cannot say."""
     try:
-        import psutil  # noqa: PLC0415 - this is the only room that knows it
+        import psutil
 
         memory = psutil.virtual_memory()
         return int(memory.available), min(MAX_RESERVE, int(memory.total) // 20)
@@ -285,8 +285,8 @@ def _one_buffer(buffer: int | None, room: Room) -> str:
 
 def usage() -> Usage:
     """Measure what this process holds now."""
-    import mlx.core as mx  # noqa: PLC0415 - costs nothing until memory is asked for
-    import psutil  # noqa: PLC0415 - this is the only room that knows it
+    import mlx.core as mx
+    import psutil
 
     return Usage(
         active=int(mx.get_active_memory()),
@@ -298,6 +298,6 @@ def usage() -> Usage:
 
 def reset_peak() -> None:
     """Start a new peak: the next `usage` tells the highest active memory from here."""
-    import mlx.core as mx  # noqa: PLC0415 - costs nothing until memory is asked for
+    import mlx.core as mx
 
     mx.reset_peak_memory()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mlxcheck.records import Case, Comparison, Scores, Trace
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mlxcheck.records import Case, Comparison, Scores, Trace
 
 __all__ = ["Place", "counted", "difference", "failure", "inconclusive"]
 
@@ -79,15 +82,14 @@ def failure(place: Place, found: Comparison, actual: Trace) -> str:
     lines = [
         f"{found.prompt_id}, check {place.check}: no answer from {place.candidate}: {summary}",
         f"  {_company(place)}",
-        f"  it gave {counted(len(actual.tokens), 'token')} before that; "
-        f"{_agreed(found)}",
+        f"  it gave {counted(len(actual.tokens), 'token')} before that; {_agreed(found)}",
         f"  again: {place.again}",
     ]
     if fault and fault.detail:
         kept = fault.detail.rstrip().splitlines()
         cut = kept[-_DETAIL_LINES:]
         if len(cut) < len(kept):
-            cut.insert(0, f"... {len(kept) - len(cut)} lines before")
+            cut.insert(0, f"... {counted(len(kept) - len(cut), 'line')} before")
         lines.append(textwrap.indent("\n".join(cut), "    "))
     return "\n".join(lines)
 

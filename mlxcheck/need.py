@@ -1,4 +1,28 @@
-"""What a run needs in memory: arithmetic on the checkpoint's own numbers. Sizes are bytes."""
+"""What a run needs in memory: arithmetic on the checkpoint's own numbers. Sizes are bytes.
+
+With ``positions = longest + max_tokens`` rounded up to 256 and
+``c = min(chunk, longest)``::
+
+    kv_cache    = 2 * layers * kv_heads * head_dim * positions * batch * kv_itemsize
+    layer       = 4 * batch * c * (4 * hidden + 3 * inner)
+    scores      = 4 * batch * heads * c * longest
+    logits      = 4 * max(c, batch) * vocab
+    activations = layer + scores + logits
+    margin      = max(64 MiB, 10 % of the above)
+
+MLX frees an array after its last use, so one layer is alive at a time: the residual,
+its normed copy, queries and attention output (4 of width hidden), then gate, up and
+their product (3 of the feed-forward width; in a mixture of experts that of all the
+experts a token is sent to). The scores are an upper bound: a fused kernel never writes
+them, but the CPU build and head sizes without a kernel do. mlx-lm evaluates the logits
+of one position a row; engines that keep those of a whole prompt prefill one row at a
+time, hence ``max(c, batch)``. The KV term counts every layer as full attention:
+sliding windows, state-space layers and latent caches take less.
+
+The margin is for what has no term: the copy made when a cache grows, compiled kernels,
+Python itself. One report that sized it took a seventh of the weights and 1 GB, which
+would shut out a tiny model on a small machine; a tenth with a floor of 64 MiB does not.
+"""
 
 from __future__ import annotations
 
@@ -124,30 +148,7 @@ def estimate(  # noqa: PLR0913 - each is a fact of the run, and none has a defau
     chunk: int,
     kv_itemsize: int = FLOAT32,
 ) -> Need:
-    """Estimate what a run needs at its peak, from numbers alone.
-
-    With ``positions = longest + max_tokens`` rounded up to 256 and
-    ``c = min(chunk, longest)``::
-
-        kv_cache    = 2 * layers * kv_heads * head_dim * positions * batch * kv_itemsize
-        layer       = 4 * batch * c * (4 * hidden + 3 * inner)
-        scores      = 4 * batch * heads * c * longest
-        logits      = 4 * max(c, batch) * vocab
-        activations = layer + scores + logits
-        margin      = max(64 MiB, 10 % of the above)
-
-    MLX frees an array after its last use, so one layer is alive at a time: the residual,
-    its normed copy, queries and attention output (4 of width hidden), then gate, up and
-    their product (3 of the feed-forward width; in a mixture of experts that of all the
-    experts a token is sent to). The scores are an upper bound: a fused kernel never writes
-    them, but the CPU build and head sizes without a kernel do. mlx-lm evaluates the logits
-    of one position a row; engines that keep those of a whole prompt prefill one row at a
-    time, hence ``max(c, batch)``. The KV term counts every layer as full attention:
-    sliding windows, state-space layers and latent caches take less.
-
-    The margin is for what has no term: the copy made when a cache grows, compiled kernels,
-    Python itself. One report that sized it took a seventh of the weights and 1 GB, which
-    would shut out a tiny model on a small machine; a tenth with a floor of 64 MiB does not.
+    """Estimate what a run needs at its peak; the formula is at the top of this file.
 
     Args:
         weight_bytes: Bytes of the weights, from the safetensors headers; None if unknown.

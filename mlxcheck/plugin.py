@@ -62,7 +62,10 @@ class Option(NamedTuple):
 
 OPTIONS = (
     Option(
-        "reference", "flag", "compare engines with plain mlx-lm, token for token", None, False
+        "reference",
+        "flag",
+        "compare engines with plain mlx-lm, token for token",
+        everywhere=False,
     ),
     Option("model", "words", "a folder or a hub id; repeatable", "M"),
     Option("backend", "words", "a name or package.module:attribute; repeatable (mlx-lm)", "B"),

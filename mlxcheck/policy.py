@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Policy"]
+from mlxcheck.errors import UsageError
+
+__all__ = ["LONGEST_S", "Policy"]
+
+LONGEST_S = 86_400
+"""The longest that a watchdog waits: a day. The system's timers do not take any number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,6 @@ class Policy:
         """Refuse what could not be meant."""
         for name in ("watchdog_s", "grace_s"):
             value = getattr(self, name)
-            if not value > 0:
-                msg = f"Policy({name}={value!r}): expected a number of seconds above 0"
-                raise ValueError(msg)
+            if not 0 < value <= LONGEST_S:
+                msg = f"Policy({name}={value!r}): expected 0 < seconds <= {LONGEST_S}."
+                raise UsageError(msg)

@@ -11,12 +11,21 @@ from __future__ import annotations
 import opcode
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
+    from types import FunctionType
 
-__all__ = ["UNKNOWN", "Binding", "Scope", "nested", "read", "stored_globals"]
+__all__ = [
+    "UNKNOWN",
+    "Binding",
+    "Scope",
+    "changed_defaults",
+    "nested",
+    "read",
+    "stored_globals",
+]
 
 UNKNOWN = object()
 """A default value that the bytecode computes."""
@@ -40,7 +49,9 @@ _SKIPPED = frozenset(
 )
 _JUMPS = frozenset(opcode.hasjrel) | frozenset(opcode.hasjabs)
 _EXTENDED_ARG = _op("EXTENDED_ARG")
-_STORES = frozenset((_op("STORE_NAME"), _op("STORE_GLOBAL")))
+_LOAD_CONST = _op("LOAD_CONST")
+_IMPORT_NAME = _op("IMPORT_NAME")
+_IMPORT_FROM = _op("IMPORT_FROM")
 _FUNCTION_MADE = frozenset((_op("MAKE_FUNCTION"), _op("SET_FUNCTION_ATTRIBUTE")))
 _STATEMENT_ENDS = frozenset(
     map(_op, ("POP_TOP", "STORE_SUBSCR", "STORE_ATTR", "DELETE_SUBSCR"))
@@ -49,8 +60,7 @@ _HAS_ATTRIBUTE_OP = "SET_FUNCTION_ATTRIBUTE" in _OPS  # Python 3.13: flags left 
 _DEFAULTS, _KWDEFAULTS = 1, 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Binding:
+class Binding(NamedTuple):
     """One statement that binds a name.
 
     Attributes:
@@ -74,6 +84,9 @@ class Binding:
     kwdefaults: object = UNKNOWN
 
 
+_OTHER = Binding(kind="other")
+
+
 @dataclass(slots=True)
 class Scope:
     """The names that one body binds.
@@ -83,12 +96,14 @@ class Scope:
         stars: Modules that are star-imported.
         imported: Top-level packages that are imported.
         deleted: Names that the body deletes again.
+        branches: Whether some statement may not have run.
     """
 
     names: dict[str, list[Binding]] = field(default_factory=dict)
     stars: list[str] = field(default_factory=list)
     imported: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
+    branches: bool = False
 
 
 def read(code: CodeType, package: str) -> Scope:
@@ -129,6 +144,41 @@ def stored_globals(code: CodeType) -> set[str]:
     return found
 
 
+def changed_defaults(function: FunctionType, binding: Binding) -> list[str]:
+    """Compare the default arguments of a live function with what its ``def`` says.
+
+    Args:
+        function: The function.
+        binding: Its ``def``, without decorators.
+
+    Returns:
+        The positional and the keyword defaults, as text, of those that differ.
+    """
+    changed = []
+    live, expected = function.__defaults__, binding.defaults
+    # A constant tuple at the start may also be the first of several defaults.
+    same = expected is UNKNOWN or _equal(live, expected)
+    if not same and not (live and _equal(live[0], expected)):
+        changed.append(str(live))
+    keywords, told = function.__kwdefaults__, binding.kwdefaults
+    if isinstance(told, dict):
+        # Those that the bytecode computes are not among them.
+        if any(not _equal((keywords or {}).get(key, UNKNOWN), told[key]) for key in told):
+            changed.append(str(keywords))
+    elif told is None and keywords is not None:
+        changed.append(str(keywords))
+    return changed
+
+
+def _equal(live: object, expected: object) -> bool:
+    """Compare constants, types included: an array's ``==`` is no bool, and 1 is not True."""
+    if type(live) is not type(expected):
+        return False
+    if isinstance(live, tuple) and isinstance(expected, tuple):
+        return len(live) == len(expected) and all(map(_equal, live, expected))
+    return bool(live == expected)
+
+
 class _Reader:
     """One pass over the instructions of a body, statement by statement.
 
@@ -144,42 +194,31 @@ class _Reader:
         self._as_module = False
         self._previous = _NONE
         self._start()
-        self._handlers: Mapping[int, Callable[[int], None]] = {
-            _op("LOAD_CONST"): self._load_const,
-            _op("LOAD_SMALL_INT"): self._loads_append,
-            _op("LOAD_NAME"): lambda _: self._loads.append(UNKNOWN),
-            _op("IMPORT_NAME"): self._import_name,
-            _op("IMPORT_FROM"): self._import_from,
-            _op("LOAD_BUILD_CLASS"): self._build_class,
-            _op("MAKE_FUNCTION"): self._make_function,
-            _op("SET_FUNCTION_ATTRIBUTE"): self._set_attribute,
-            _op("BUILD_CONST_KEY_MAP"): self._key_map,
-            _op("BUILD_MAP"): self._map,
-            _op("STORE_NAME"): self._store,
-            _op("STORE_GLOBAL"): self._store,
-            _op("DELETE_NAME"): self._delete,
-        }
         self._run()
 
     def _run(self) -> None:
         """Walk the instructions."""
-        raw, handlers, extended = self._code.co_code, self._handlers, 0
+        raw, consts, handlers = self._code.co_code, self._code.co_consts, _HANDLERS
+        extended = 0
         for at in range(0, len(raw), 2):
             op = raw[at]
             if op in _SKIPPED:
                 continue
-            if op == _EXTENDED_ARG:
-                extended = (raw[at + 1] | extended) << 8
+            arg = raw[at + 1] | extended
+            extended = 0
+            if op == _LOAD_CONST:  # by far the most frequent
+                self._loads.append(consts[arg])
+            elif op == _EXTENDED_ARG:
+                extended = arg << 8
                 continue
-            handler = handlers.get(op)
-            if handler is not None:
-                handler(raw[at + 1] | extended)
+            elif op in handlers:
+                handlers[op](self, arg)
             elif op in _STATEMENT_ENDS:
                 self._start()
             else:
                 self._loads.append(BARRIER)
-                self._jumped = self._jumped or op in _JUMPS
-            extended = 0
+                if op in _JUMPS:
+                    self._jumped = self.scope.branches = True
             self._previous = op
 
     def _start(self) -> None:
@@ -192,13 +231,13 @@ class _Reader:
         self._keywords: dict[str, object] | None = None
         self._jumped = False
 
-    def _load_const(self, arg: int) -> None:
-        self._loads.append(self._code.co_consts[arg])
-
-    def _loads_append(self, arg: int) -> None:
+    def load_small_int(self, arg: int) -> None:
         self._loads.append(arg)
 
-    def _import_name(self, arg: int) -> None:
+    def load_name(self, _arg: int) -> None:
+        self._loads.append(UNKNOWN)
+
+    def import_name(self, arg: int) -> None:
         """Take level and names from the two constants before."""
         name = self._code.co_names[arg]
         level, names = self._loads[-2], self._loads[-1]
@@ -210,13 +249,13 @@ class _Reader:
         if names == ("*",):
             self.scope.stars.append(name)
 
-    def _import_from(self, arg: int) -> None:
+    def import_from(self, arg: int) -> None:
         self._attr = self._code.co_names[arg]
 
-    def _build_class(self, _arg: int) -> None:
+    def build_class(self, _arg: int) -> None:
         self._class_next = True
 
-    def _make_function(self, arg: int) -> None:
+    def make_function(self, arg: int) -> None:
         """Note a function; the one right after LOAD_BUILD_CLASS is a class body."""
         code = self._loads[-1] if self._loads else None
         if not isinstance(code, CodeType):
@@ -227,17 +266,17 @@ class _Reader:
             self._functions.append(code)
         self._flags = 0 if _HAS_ATTRIBUTE_OP else arg
 
-    def _set_attribute(self, arg: int) -> None:
+    def set_attribute(self, arg: int) -> None:
         self._flags |= arg
 
-    def _key_map(self, arg: int) -> None:
+    def key_map(self, arg: int) -> None:
         """Read keyword defaults: the values, then a tuple of their names."""
         keys, values = self._loads[-1], self._loads[-1 - arg : -1]
         if isinstance(keys, tuple):
             self._keep_keywords(dict(zip(keys, values, strict=False)))
         self._loads.append(BARRIER)
 
-    def _map(self, arg: int) -> None:
+    def map(self, arg: int) -> None:
         """Read keyword defaults: names and values by turns (Python 3.14)."""
         pairs = self._loads[len(self._loads) - 2 * arg :] if arg else []
         self._keep_keywords(dict(zip(pairs[::2], pairs[1::2], strict=False)))
@@ -249,11 +288,11 @@ class _Reader:
             known = {str(key): value for key, value in found.items() if value is not UNKNOWN}
             self._keywords = known
 
-    def _delete(self, arg: int) -> None:
+    def delete(self, arg: int) -> None:
         self.scope.deleted.add(self._code.co_names[arg])
         self._start()
 
-    def _store(self, arg: int) -> None:
+    def store(self, arg: int) -> None:
         """Bind a name to what the statement made."""
         name = self._code.co_names[arg]
         self.scope.names.setdefault(name, []).append(self._binding(name))
@@ -261,11 +300,11 @@ class _Reader:
 
     def _binding(self, name: str) -> Binding:
         """Tell what kind of statement this was."""
-        if self._previous == _op("IMPORT_FROM") and not self._as_module:
+        if self._previous == _IMPORT_FROM and not self._as_module:
             return Binding(kind="from", module=self._module, attr=self._attr)
-        if self._previous in (_op("IMPORT_FROM"), _op("IMPORT_NAME")):
+        if self._previous in (_IMPORT_FROM, _IMPORT_NAME):
             # ``import a.b`` binds a; ``import a.b as m`` ends in IMPORT_FROM and binds a.b.
-            whole = self._previous == _op("IMPORT_FROM")
+            whole = self._previous == _IMPORT_FROM
             target = self._module if whole else self._module.partition(".")[0]
             return Binding(kind="import", module=target)
         if self._class is not None:
@@ -276,7 +315,7 @@ class _Reader:
             # A private name is mangled where it is stored: ``_Class__name``.
             if name.endswith(code.co_name):
                 return Binding(kind="def", code=code)
-        return Binding(kind="other")
+        return _OTHER
 
     def _plain_def(self, code: CodeType) -> Binding:
         """Describe a ``def`` that has no decorator, with the defaults that can be told."""
@@ -284,11 +323,26 @@ class _Reader:
         keywords: object = UNKNOWN
         # With a jump or a second function in the statement, the loads are not in line.
         if not self._jumped and len(self._functions) == 1:
-            defaults = self._loads[0] if self._flags & _DEFAULTS and self._loads else None
-            defaults = defaults if isinstance(defaults, tuple | None) else UNKNOWN
-            keywords = self._keywords if self._flags & _KWDEFAULTS else None
-            if self._flags & _KWDEFAULTS and keywords is None:
-                keywords = UNKNOWN
-        return Binding(
-            kind="def", code=code, plain=True, defaults=defaults, kwdefaults=keywords
-        )
+            defaults = keywords = None
+            if self._flags & _DEFAULTS:
+                first = self._loads[0]
+                defaults = first if isinstance(first, tuple) else UNKNOWN
+            if self._flags & _KWDEFAULTS:
+                keywords = UNKNOWN if self._keywords is None else self._keywords
+        return Binding("def", "", "", code, True, defaults, keywords)  # noqa: FBT003 - by name it is slow
+
+
+_HANDLERS: dict[int, Callable[[_Reader, int], None]] = {
+    _op("LOAD_SMALL_INT"): _Reader.load_small_int,
+    _op("LOAD_NAME"): _Reader.load_name,
+    _op("IMPORT_NAME"): _Reader.import_name,
+    _op("IMPORT_FROM"): _Reader.import_from,
+    _op("LOAD_BUILD_CLASS"): _Reader.build_class,
+    _op("MAKE_FUNCTION"): _Reader.make_function,
+    _op("SET_FUNCTION_ATTRIBUTE"): _Reader.set_attribute,
+    _op("BUILD_CONST_KEY_MAP"): _Reader.key_map,
+    _op("BUILD_MAP"): _Reader.map,
+    _op("STORE_NAME"): _Reader.store,
+    _op("STORE_GLOBAL"): _Reader.store,
+    _op("DELETE_NAME"): _Reader.delete,
+}

@@ -91,7 +91,7 @@ def as_questions(items: Iterable[object] | None) -> tuple[Question, ...]:
     """
     if items is None:
         return packaged()
-    if isinstance(items, str | bytes | Mapping):
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
         msg = f"prompts={items!r}: expected a list of prompts. Put it in a list: [...]."
         raise PromptError(msg)
     return _unique([_question(item, index) for index, item in enumerate(items)], "prompts")
@@ -158,7 +158,9 @@ def _cut(question: Question, done: Mapping[str, Prompt]) -> Prompt:
     whole = done.get(question.of or "")
     length = question.length or 0
     if whole is None or len(whole.tokens) < length:
-        have = "is not among the prompts" if whole is None else f"has {len(whole.tokens)} tokens"
+        have = (
+            "is not among the prompts" if whole is None else f"has {len(whole.tokens)} tokens"
+        )
         msg = f"prompt {question.id!r}: wants {length} tokens of {question.of!r}, which {have}."
         raise PromptError(msg)
     return Prompt(id=question.id, tokens=whole.tokens[:length])
@@ -167,7 +169,9 @@ def _cut(question: Question, done: Mapping[str, Prompt]) -> Prompt:
 def _apply_template(question: Question, tokenizer: Any) -> Sequence[int]:
     if not tokenizer.has_chat_template:
         # A base model has no template: the bare words are then the honest question.
-        ids: Sequence[int] = tokenizer.encode((question.messages or ({},))[-1].get("content", ""))
+        ids: Sequence[int] = tokenizer.encode(
+            (question.messages or ({},))[-1].get("content", "")
+        )
         return ids
     try:
         # Passed outright, since engines differ in their default for it.
@@ -199,7 +203,11 @@ def _from_entry(entry: object, index: int, where: str) -> Question:
         msg = f"{at} ({entry['id']}): expected one of {', '.join(_KINDS)} but got {kinds}."
         raise PromptError(msg)
     if kinds == ["length"]:
-        return Question(id=entry["id"], length=int(entry["length"]), of=str(entry.get("of")))
+        length = entry["length"]
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            msg = f"{at} ({entry['id']}): length {length!r}; expected a whole number above 0."
+            raise PromptError(msg)
+        return Question(id=entry["id"], length=length, of=str(entry.get("of")))
     content = entry[kinds[0]]
     if kinds == ["text"]:
         return Question(id=entry["id"], text=str(content))
@@ -227,7 +235,7 @@ def _question_of(content: object, name: str, at: str) -> Question:
         raise PromptError(msg)
     if isinstance(content, Sequence) and all(isinstance(turn, Mapping) for turn in content):
         return Question(id=name, messages=tuple(content))
-    if isinstance(content, Sequence):
+    if isinstance(content, Sequence) and not isinstance(content, bytes):
         for place, token in enumerate(content):
             if not isinstance(token, int) or isinstance(token, bool):
                 msg = f"{at} ({name}): expected a token id at {place} but got {token!r}."
@@ -246,6 +254,12 @@ def _unique(questions: Sequence[Question], where: str) -> tuple[Question, ...]:
         raise PromptError(msg)
     seen: set[str] = set()
     for question in questions:
+        if not question.id or not question.id.isprintable() or " " in question.id:
+            msg = (
+                f"{where}: the prompt id {question.id!r} cannot stand in a test id or on a "
+                "command line. Use printable characters and no spaces."
+            )
+            raise PromptError(msg)
         if question.id in seen:
             msg = f"{where}: the prompt id {question.id!r} is used twice. Rename one."
             raise PromptError(msg)

@@ -7,6 +7,7 @@ processor that returns them untouched.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import weakref
@@ -14,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxcheck.errors import ModelError, ReferenceBroken
+from mlxcheck.errors import ModelError, ReferenceBroken, UsageError
 from mlxcheck.records import Prompt, Scores, Trace
 
 if TYPE_CHECKING:
@@ -22,12 +23,38 @@ if TYPE_CHECKING:
 
     from mlxcheck.checkpoint import Checkpoint
 
-__all__ = ["Reference", "load_model", "read_tokenizer", "score_rows", "stop_set", "version"]
+__all__ = [
+    "Reference",
+    "load_model",
+    "read_tokenizer",
+    "require_mlx",
+    "score_rows",
+    "stop_set",
+    "version",
+]
 
 TOP_K = 64
 """Log-probabilities kept a step: beyond the top 64 a difference decides no greedy token."""
 
 _FLUSH = 64  # steps of raw logits held at once: 64 x 150,000 float32 are 38 MB
+
+
+def require_mlx() -> None:
+    """Make sure that mlx and mlx-lm can be imported, shared libraries included.
+
+    Raises:
+        UsageError: They cannot; the text says what to install.
+    """
+    try:
+        importlib.import_module("mlx.core")
+        importlib.import_module("mlx_lm.utils")
+    except (ImportError, OSError) as error:
+        msg = (
+            f"mlx cannot be used in this environment: {_first_line(error)}. On Linux mlx needs "
+            "a build of its own: install mlxcheck[cpu], or mlxcheck[cuda13] with an NVIDIA "
+            "GPU. On a Mac, install mlx-lm anew."
+        )
+        raise UsageError(msg) from error
 
 
 def version() -> str:
@@ -49,7 +76,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> Any:
     try:
         eos = load_config(path).get("eos_token_id")
         return load_tokenizer(path, extra, eos_token_ids=eos)
-    except Exception as error:  # noqa: BLE001 - whatever the tokenizer's code raises
+    except Exception as error:
         msg = f"{model.path}: the tokenizer cannot be loaded: {_first_line(error)}"
         raise ModelError(msg) from error
 
@@ -120,15 +147,20 @@ class Reference:
         tokens: list[int] = []
         scores: list[Scores] = []
         steps = generate_step(
-            mx.array(prompt.tokens), self._model, max_tokens=max_tokens, logits_processors=[watch]
+            mx.array(prompt.tokens),
+            self._model,
+            max_tokens=max_tokens,
+            logits_processors=[watch],
         )
-        for token, _ in steps:
-            tokens.append(int(token))
-            if len(tokens) - len(scores) == _FLUSH:
-                scores += self._flush(rows, _FLUSH, prompt)
-            if tokens[-1] in self._ref.stop_ids:
-                break
-        steps.close()
+        try:
+            for token, _ in steps:
+                tokens.append(int(token))
+                if len(tokens) - len(scores) == _FLUSH:
+                    scores += self._flush(rows, _FLUSH, prompt)
+                if tokens[-1] in self._ref.stop_ids:
+                    break
+        finally:
+            steps.close()  # a generator that lives on in a traceback would hold the model
         scores += self._flush(rows, len(tokens) - len(scores), prompt)
         stopped = tokens[-1] in self._ref.stop_ids
         return Trace(
@@ -152,8 +184,8 @@ class Reference:
             if not math.isfinite(scores.logsumexp):
                 msg = (
                     f"{self._ref.source}: the reference's own logits are not finite (prompt "
-                    f"{prompt.id!r}, {place} steps into a stretch of {count}). No engine can be "
-                    "judged against them: the checkpoint or this MLX build is broken."
+                    f"{prompt.id!r}, {place} steps into a stretch of {count}). No engine can "
+                    "be judged against them: the checkpoint or this MLX build is broken."
                 )
                 raise ReferenceBroken(msg)
         return scored
@@ -179,10 +211,8 @@ def score_rows(rows: Sequence[Any]) -> tuple[Scores, ...]:
     ids = mx.argpartition(-logits, kth=k - 1, axis=-1)[:, :k]
     logprobs = mx.take_along_axis(logits, ids, axis=-1) - lse
     mx.eval(ids, logprobs, lse)
-    return tuple(
-        _best_first(*row)
-        for row in zip(ids.tolist(), logprobs.tolist(), lse[:, 0].tolist(), strict=True)
-    )
+    columns: list[Any] = [ids.tolist(), logprobs.tolist(), lse[:, 0].tolist()]
+    return tuple(_best_first(*row) for row in zip(*columns, strict=True))
 
 
 def _best_first(ids: list[int], logprobs: list[float], lse: float) -> Scores:

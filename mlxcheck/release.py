@@ -11,7 +11,7 @@ import gc
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mlxcheck.errors import MemoryNotReleased
 from mlxcheck.holders import holders
@@ -92,7 +92,7 @@ def prove_released(
 
 def _settle(wait: float) -> None:
     """Free what can be freed: finished work, garbage, MLX's pool."""
-    import mlx.core as mx  # noqa: PLC0415 - costs nothing until memory is asked for
+    import mlx.core as mx
 
     if wait:
         time.sleep(wait)
@@ -103,17 +103,24 @@ def _settle(wait: float) -> None:
 
 def _measure() -> tuple[int, int]:
     """Read MLX's active and cached memory, in bytes."""
-    import mlx.core as mx  # noqa: PLC0415 - costs nothing until memory is asked for
+    import mlx.core as mx
 
     return int(mx.get_active_memory()), int(mx.get_cache_memory())
 
 
 def _live_arrays() -> list[mx.array]:
     """List every MLX array that the garbage collector knows; they are all tracked."""
-    import mlx.core as mx  # noqa: PLC0415 - costs nothing until memory is asked for
+    import mlx.core as mx
 
     kind = mx.array
     return [found for found in gc.get_objects() if type(found) is kind]
+
+
+def _random_state() -> list[object]:
+    """List the arrays that hold the state of mlx's random numbers."""
+    import mlx.core as mx
+
+    return list(cast("list[object]", mx.random.state))
 
 
 def _explain(baseline: Baseline, what: str, ref: weakref.ref[object]) -> str:
@@ -136,10 +143,8 @@ def _explain(baseline: Baseline, what: str, ref: weakref.ref[object]) -> str:
 
 def _blame(baseline: Baseline, active: int) -> str:
     """Say which arrays hold memory that no live model explains."""
-    import mlx.core as mx  # noqa: PLC0415 - costs nothing until memory is asked for
-
     # Neither an array from before the load nor the random key is part of the model.
-    known = {id(ref()) for ref in baseline.arrays} | {id(key) for key in mx.random.state}
+    known = {id(ref()) for ref in baseline.arrays} | set(map(id, _random_state()))
     arrays = [array for array in _live_arrays() if id(array) not in known]
     arrays.sort(key=lambda array: array.nbytes, reverse=True)
     told = sum(array.nbytes for array in arrays)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlxcheck.errors import ReportError
 from mlxcheck.messages import counted
 from mlxcheck.records import Comparison, Phase, Verdict
 
-__all__ = ["SCHEMA", "Outcome", "Report", "load", "save", "require_writable", "worst"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["SCHEMA", "Outcome", "Report", "load", "require_writable", "save", "worst"]
 
 SCHEMA = 1
 """Version of the JSON layout; raised when a reader of the last one would misread it."""
 
 Outcome = Literal["pass", "fail", "inconclusive"]
+"""What a run comes to; there is no fourth, and no truth value stands for one of them."""
 
 _FAILING = (Verdict.WRONG, Verdict.ERROR)
 _EXPLAINED = 10
@@ -84,6 +88,19 @@ class Report:
     def steps(self) -> int:
         """Steps that were compared: those that agreed and those that differed."""
         return sum(found.steps + (found.step is not None) for found in self.comparisons)
+
+    def with_fault(self, what: str, text: str) -> Report:
+        """Return the report with an ERROR for what an engine did wrong outside of all cases.
+
+        Args:
+            what: The method of the backend, such as ``"close"``.
+            text: What happened; where it is empty, the report is returned as it is.
+        """
+        if not text:
+            return self
+        message = f"{what}, check {what}: {self.backend} failed in {what}(): {text}"
+        fault = Comparison(check=what, prompt_id=what, verdict=Verdict.ERROR, message=message)
+        return dataclasses.replace(self, comparisons=(*self.comparisons, fault))
 
     def summary(self) -> str:
         """Return one line: outcome, what was compared, and what was not."""
@@ -158,7 +175,8 @@ def save(reports: Sequence[Report], path: str | Path) -> None:
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=".mlxcheck-")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            # Names of files that are not UTF-8 hold lone surrogates; escaped, they are JSON.
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
                 stream.write(text + "\n")
             Path(name).chmod(0o644)  # mkstemp's own is private; a report is to be shared
             Path(name).replace(target)
@@ -184,13 +202,18 @@ def load(path: str | Path) -> tuple[Report, ...]:
     except OSError as error:
         msg = f"{path}: cannot read the report: {error.strerror}."
         raise ReportError(msg) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"{path}: not a report of mlxcheck: {type(error).__name__}: {error}."
         raise ReportError(msg) from None
 
 
 def _plain(report: Report) -> dict[str, Any]:
     raw = dataclasses.asdict(report)
+    for entry in raw["comparisons"]:
+        for name in ("margin", "regret", "noise"):
+            # A masked token has log-probability -inf, and JSON no word for infinity.
+            if entry[name] is not None and not math.isfinite(entry[name]):
+                entry[name] = None
     raw["outcome"] = report.outcome
     raw["steps"] = report.steps
     return raw
@@ -212,7 +235,11 @@ def _comparison(raw: dict[str, Any]) -> Comparison:
 
 
 def _target(path: str | Path) -> Path:
-    target = Path(path).expanduser()
+    try:
+        target = Path(path).expanduser()
+    except RuntimeError as error:
+        msg = f"{path}: cannot write the report: {error}. Give a path without ~."
+        raise ReportError(msg) from None
     if target.suffix != ".json":
         msg = f"{path}: cannot tell the form of the report from {target.suffix!r}; use .json."
         raise ReportError(msg)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from mlxcheck.backends.base import Backend, Capabilities, Emission, Request
 from mlxcheck.errors import BackendError, EngineCrashed, EngineFault, EngineHung, UsageError
-from mlxcheck.policy import Policy
 from mlxcheck.records import Case, Fault, Finish, ModelRef, Trace
 from mlxcheck.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from mlxcheck.policy import Policy
 
 __all__ = ["Answers", "Session"]
 
@@ -102,7 +106,11 @@ class Session:
         try:
             self._open()
         except BaseException:
-            self._watchdog.__exit__()
+            try:
+                self._discard()  # Ctrl-C may have come half way
+            finally:
+                self._thread = 0
+                self._watchdog.__exit__()
             raise
         return self
 
@@ -115,6 +123,9 @@ class Session:
         """Close the engine, also after Ctrl-C."""
         try:
             self._close()
+        except EngineFault:
+            if error is None:  # it must not hide that the block was cut short
+                raise
         finally:
             self._thread = 0
             self._watchdog.__exit__()
@@ -196,11 +207,12 @@ class Session:
         last_progress = time.monotonic()
         while not all(row.done for row in rows.values()):
             with self._calling("step"):
-                emissions = backend.step()
+                emissions = tuple(backend.step())
+            with self._calling("stats"):
                 moved = width.see(backend.stats())
             for emission in emissions:
-                self._take(backend, rows, emission)
-            if emissions or moved:
+                moved |= self._take(backend, rows, emission)
+            if moved:
                 last_progress = time.monotonic()
                 continue
             if time.monotonic() - last_progress > self._policy.watchdog_s:
@@ -212,7 +224,11 @@ class Session:
                 raise EngineHung(msg)
             time.sleep(_IDLE_S)
 
-    def _take(self, backend: Backend, rows: dict[str, _Row], emission: Emission) -> None:
+    def _take(self, backend: Backend, rows: dict[str, _Row], emission: object) -> bool:
+        """Take one emission in; tell whether it brought a row further."""
+        if not isinstance(emission, Emission):
+            msg = f"step() gave {emission!r:.80} ({type(emission).__name__}), not an Emission"
+            raise EngineFault(msg)
         row = rows.get(emission.request_id)
         if row is None:
             msg = (
@@ -224,21 +240,20 @@ class Session:
             if row.fault is None and row.finish is not None and self.capabilities.stop:
                 msg = f"it gave token {emission.token!r} for {row.prompt_id} after its finish"
                 row.fail(Fault(summary=msg))
-            return
+            return False
         token, problem = _checked(emission.token, self._model.vocab_size)
         if problem:
             row.fail(Fault(summary=f"step {len(row.tokens)}: {problem}"))
             self._cancel(backend, emission.request_id)
-            return
+            return True
         row.tokens.append(token)
         stopped = token in row.stop_ids and not self.capabilities.stop
         row.finish = "stop" if stopped else emission.finish
-        row.done = row.finish is not None
-        overrun = not row.done and len(row.tokens) >= row.max_tokens
-        if overrun:
-            row.done = True
+        overrun = row.finish is None and len(row.tokens) >= row.max_tokens
         if (stopped and emission.finish is None) or overrun:
-            self._cancel(backend, emission.request_id)
+            self._cancel(backend, emission.request_id)  # where it raises, this row fails too
+        row.done = row.finish is not None or overrun
+        return True
 
     def _cancel(self, backend: Backend, request_id: str) -> None:
         with self._calling("cancel"):
@@ -248,9 +263,9 @@ class Session:
         for request_id, row in rows.items():
             if not row.done:
                 try:
-                    backend.cancel(request_id)
-                except Exception:  # noqa: BLE001, S110 - on the way out of another exception
-                    pass
+                    self._cancel(backend, request_id)
+                except EngineFault:  # on the way out of another exception
+                    return
 
     def _ready(self) -> Fault | None:
         """Open the engine again where the last case broke it, a few times."""
@@ -271,10 +286,10 @@ class Session:
                 self._backend = backend
                 backend.open(self._model)
         except EngineFault as error:
-            if isinstance(error.__cause__, BackendError):
-                self._discard()
-                raise error.__cause__ from None
             self._discard()
+            # Once it has been open, its engine is installed: that is a fault like others.
+            if isinstance(error.__cause__, BackendError) and self._openings == 1:
+                raise error.__cause__ from None
             self._unopened = _fault(error)
             self._openings = _REOPENINGS + 1
         else:
@@ -282,10 +297,8 @@ class Session:
 
     def _discard(self) -> None:
         """Close an engine that broke; its own trouble in closing says nothing new."""
-        try:
+        with contextlib.suppress(EngineFault):
             self._close()
-        except EngineFault:
-            pass
 
     def _close(self) -> None:
         backend, self._backend = self._backend, None
@@ -314,7 +327,8 @@ class _Calling:
         where: TracebackType | None,
     ) -> None:
         self._guard.__exit__(kind, error, where)
-        if error is None or isinstance(error, EngineFault) or not isinstance(error, Exception):
+        # SystemExit too: an engine's sys.exit(0) must not end the run as a pass.
+        if isinstance(error, EngineFault) or not isinstance(error, Exception | SystemExit):
             return
         text = "".join(traceback.format_exception(error))
         msg = f"{self._what}() raised {type(error).__name__}: {error}\n{text}"
@@ -322,15 +336,15 @@ class _Calling:
 
 
 class _Width:
-    """What `Backend.stats` said over a case: how wide it got, and whether it moves."""
+    """What `Backend.stats` said over a case: how wide it got, and whether it prefills."""
 
     def __init__(self) -> None:
         self.widest: int | None = None
-        self._last: dict[str, int] = {}
+        self._chunks = 0
 
     def see(self, stats: Mapping[str, int]) -> bool:
-        moved = stats != self._last
-        self._last = dict(stats)
+        chunks = stats.get("prefill_chunks", 0)
+        moved, self._chunks = chunks != self._chunks, chunks
         if "batch_width" in stats:
             self.widest = max(self.widest or 0, stats["batch_width"])
         return moved

@@ -17,16 +17,25 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from mlxcheck.errors import EngineHung
 
-__all__ = ["Watchdog"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+__all__ = ["Watchdog", "stderr"]
+
+stderr = 2
+"""The descriptor that stacks are written to before the process is ended. Who captures
+standard error, as pytest does, points this past the capture."""
 
 _EXIT_STATUS = 1  # a hung engine is a failed check
 _POLL_S = 0.25
+_SOON_S = 0.001  # a timer of 0 would be none
+_OWN = str(Path(__file__).with_name("session.py"))
 
 
 class _Alarm(BaseException):
@@ -57,36 +66,29 @@ class Watchdog:
         self._armed_until = 0.0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._signals = threading.current_thread() is threading.main_thread()
-        self._old_handler: Any = None
-        self._old_timer = (0.0, 0.0)
+        self._signals = False
         self._doing = ""
 
-    def __enter__(self) -> Watchdog:
-        """Take over the alarm signal, where this is the main thread."""
-        if self._signals:
-            self._old_timer = signal.setitimer(signal.ITIMER_REAL, 0)
-            self._old_handler = signal.signal(signal.SIGALRM, self._ring)
-        self._thread = threading.Thread(target=self._watch, name="mlxcheck-watchdog", daemon=True)
+    def __enter__(self) -> Self:
+        """Start the thread of way 2; way 1 needs this to be the main thread."""
+        self._signals = threading.current_thread() is threading.main_thread()
+        self._thread = threading.Thread(
+            target=self._watch, name="mlxcheck-watchdog", daemon=True
+        )
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the alarm back as it was found."""
+        """Stop both clocks that outlive a call."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
         if self._armed_until:
             faulthandler.cancel_dump_traceback_later()
-        if self._signals:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, self._old_handler)
-            if self._old_timer[0]:
-                signal.setitimer(signal.ITIMER_REAL, *self._old_timer)
 
     @contextlib.contextmanager
     def guard(self, doing: str) -> Iterator[None]:
-        """Give the block the watchdog's time.
+        """Give the block the watchdog's time. The alarm signal is taken for as long.
 
         Args:
             doing: What the engine was asked, for the message.
@@ -95,7 +97,10 @@ class Watchdog:
             EngineHung: The block did not end in time; the text has its stack.
         """
         self._doing = doing
-        self._arm()
+        with self._alarm():
+            yield from self._guarded(doing)
+
+    def _guarded(self, doing: str) -> Iterator[None]:
         try:
             yield
         except _Alarm as alarm:
@@ -104,48 +109,93 @@ class Watchdog:
                 f"{alarm.stack}"
             )
             raise EngineHung(msg) from None
+
+    @contextlib.contextmanager
+    def _alarm(self) -> Iterator[None]:
+        """Set all three clocks, and give the alarm back as it was found.
+
+        Somebody else's alarm, such as a test's time limit, is put off by no more than the
+        call took.
+        """
+        start = time.monotonic()
+        self._deadline = start + self._seconds
+        self._put_off()
+        if not self._signals:
+            try:
+                yield
+            finally:
+                self._deadline = None
+            return
+        old_handler = signal.signal(signal.SIGALRM, self._ring)
+        # Rings again within the grace: a bare `except:` may swallow the first.
+        left, interval = signal.setitimer(signal.ITIMER_REAL, self._seconds, self._grace / 4)
+        try:
+            yield
         finally:
             self._deadline = None
-            if self._signals:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if old_handler is not None:  # None: one that C code had installed
+                signal.signal(signal.SIGALRM, old_handler)
+            if left:
+                left = max(left - (time.monotonic() - start), _SOON_S)
+                signal.setitimer(signal.ITIMER_REAL, left, interval)
 
-    def _arm(self) -> None:
+    def _put_off(self) -> None:
+        """Set faulthandler's clock, unless it is far enough ahead.
+
+        Starting its thread costs as much as a small decode step, so it is armed well ahead
+        and renewed now and then.
+        """
         now = time.monotonic()
-        self._deadline = now + self._seconds
-        if self._signals:
-            # Rings again each grace period: a bare `except:` may swallow the first.
-            signal.setitimer(signal.ITIMER_REAL, self._seconds, self._grace)
         whole = self._seconds + 2 * self._grace
-        # Starting faulthandler's thread costs as much as a small decode step, so it is
-        # armed well ahead and renewed now and then.
         if self._armed_until < now + whole:
             ahead = whole + self._grace
-            faulthandler.dump_traceback_later(ahead, exit=True, file=sys.__stderr__ or 2)
+            faulthandler.dump_traceback_later(ahead, exit=True, file=stderr)
             self._armed_until = now + ahead
 
     def _ring(self, _signum: int, frame: FrameType | None) -> None:
         if self._deadline is not None:
-            raise _Alarm("".join(traceback.format_stack(frame)))
+            raise _Alarm(_stack_of(frame))
 
     def _watch(self) -> None:
-        while not self._stop.wait(_POLL_S):
+        while not self._stop.wait(min(_POLL_S, self._grace)):
             deadline = self._deadline
-            if deadline is not None and time.monotonic() > deadline + self._grace:
+            if deadline is None:
+                if self._armed_until:  # nobody is in the engine: its clock must not run out
+                    self._put_off()
+            elif time.monotonic() > deadline + self._grace:
                 self._end_process()
 
     def _end_process(self) -> None:
         stacks = "\n".join(
-            f"thread {ident}:\n{''.join(traceback.format_stack(frame))}"
-            for ident, frame in sys._current_frames().items()
+            f"thread {ident}:\n{_stack_of(frame)}"
+            # The one way to see other threads; there is no public name for it.
+            for ident, frame in sys._current_frames().items()  # noqa: SLF001
+            if ident != threading.get_ident()
         )
         text = (
             f"the candidate made no progress within {self._seconds:g} s in {self._doing} and "
-            f"could not be interrupted in {self._grace:g} s more. The process ends here.\n{stacks}"
+            f"could not be interrupted in {self._grace:g} s more. The process ends here.\n"
+            f"{stacks}"
         )
         try:
             if self._last_words is not None:
                 self._last_words(text)
             else:
-                os.write(2, f"mlxcheck: {text}\n".encode())
+                _write(text)
+        except BaseException:  # noqa: BLE001 - nobody is left to take it
+            _write(f"{text}\n{traceback.format_exc()}")
         finally:
             os._exit(_EXIT_STATUS)
+
+
+def _stack_of(frame: FrameType | None) -> str:
+    """Write a stack, without what stands above the session: how it was called is no clue."""
+    entries = traceback.extract_stack(frame)
+    own = [place for place, entry in enumerate(entries) if entry.filename == _OWN]
+    return "".join(traceback.format_list(entries[own[-1] + 1 if own else 0 :]))
+
+
+def _write(text: str) -> None:
+    """Write to standard error, past a lock that the thread that hangs may hold."""
+    os.write(stderr, f"mlxcheck: {text}\n".encode(errors="backslashreplace"))

@@ -6,11 +6,13 @@ exceptions: `mlxcheck.session.Session` does all of that around it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from mlxcheck.records import Finish, ModelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Backend", "Capabilities", "Emission", "ModelRef", "Request"]
 

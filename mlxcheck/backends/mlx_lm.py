@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlxcheck.backends.base import Capabilities, Emission, Request
-from mlxcheck.records import Finish, ModelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mlxcheck.records import Finish, ModelRef
 
 __all__ = ["MlxLmBackend"]
 
@@ -47,6 +50,7 @@ class MlxLmBackend:
         self._names: dict[int, str] = {}
         self._alone: dict[str, _Solo] = {}
         self._width = 0
+        self._chunks = 0
 
     def open(self, model: ModelRef) -> None:
         """Load the checkpoint with mlx-lm and build one ``BatchGenerator`` on it."""
@@ -87,7 +91,8 @@ class MlxLmBackend:
         if not self._names:
             self._width = len(out)
             return out
-        _, responses = self._generator.next()
+        progress, responses = self._generator.next()
+        self._chunks += bool(progress)
         self._width = len(responses)
         out += [self._emission(response) for response in responses]
         return out
@@ -101,8 +106,8 @@ class MlxLmBackend:
             del self._names[uid]
 
     def stats(self) -> Mapping[str, int]:
-        """Return the rows of the latest decode step."""
-        return {"batch_width": self._width}
+        """Return the rows of the latest decode step, and the prefill steps so far."""
+        return {"batch_width": self._width, "prefill_chunks": self._chunks}
 
     def close(self) -> None:
         """Close the generator, which restores the wired limit, and free the weights."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable
 from importlib import metadata
@@ -15,7 +16,16 @@ from typing import Any, cast
 from mlxcheck.backends.base import Backend
 from mlxcheck.errors import BackendError
 
-__all__ = ["BUILT_IN", "Factory", "command_name", "describe", "known", "resolve"]
+__all__ = [
+    "BUILT_IN",
+    "Factory",
+    "command_name",
+    "describe",
+    "known",
+    "require_findable",
+    "resolve",
+    "targets",
+]
 
 Factory = Callable[[], Backend]
 """Makes a fresh, unopened backend."""
@@ -27,6 +37,8 @@ BUILT_IN = {
     "sglang-radix": "mlxcheck.backends.sglang:SglangRadixBackend",
     "sglang-radix-lazy": "mlxcheck.backends.sglang:SglangRadixLazyBackend",
 }
+"""Import targets of the backends that come with mlxcheck, by name."""
+
 _GROUP = "mlxcheck.backends"
 _METHODS = ("open", "submit", "step", "cancel", "stats", "close")
 _GENERATE_ARGUMENTS = 2
@@ -34,8 +46,7 @@ _GENERATE_ARGUMENTS = 2
 
 def known() -> tuple[str, ...]:
     """Return every registered name: built in, and from installed packages' entry points."""
-    found = {entry.name for entry in metadata.entry_points(group=_GROUP)}
-    return tuple(sorted({*BUILT_IN, *found}))
+    return tuple(sorted(targets()))
 
 
 def describe(backend: object) -> str:
@@ -55,6 +66,32 @@ def command_name(backend: object) -> str | None:
     return None if module == "__main__" or "<" in name else f"{module}:{name}"
 
 
+def require_findable(backend: object) -> None:
+    """Refuse a backend that is not there, without running any code of one that is.
+
+    An engine may patch mlx-lm when it is imported; that has to wait until the reference has
+    been made.
+
+    Raises:
+        BackendError: As for `resolve`, as far as can be told without an import.
+    """
+    if isinstance(backend, str):
+        package = targets().get(backend, backend if ":" in backend else "").partition(":")[0]
+        try:
+            found = importlib.util.find_spec(package.partition(".")[0])
+        except (ImportError, ValueError):
+            found = None
+        if found is not None:
+            return
+    resolve(backend)  # it knows best how to say what is missing
+
+
+def targets() -> dict[str, str]:
+    """Return every registered name with its ``module:attribute``."""
+    installed = {entry.name: entry.value for entry in metadata.entry_points(group=_GROUP)}
+    return {**installed, **BUILT_IN}  # a package must not replace an adapter unseen
+
+
 def resolve(backend: object) -> Factory:
     """Turn what `mlxcheck.check` accepts into a factory of unopened backends.
 
@@ -71,13 +108,9 @@ def resolve(backend: object) -> Factory:
 
 
 def _named(name: str) -> object:
-    for entry in metadata.entry_points(group=_GROUP):
-        if entry.name == name:
-            return _import(name, entry.value)
-    if name in BUILT_IN:
-        return _import(name, BUILT_IN[name])
-    if ":" in name:
-        return _import(name, name)
+    target = targets().get(name, name)
+    if ":" in target:
+        return _import(name, target)
     close = difflib.get_close_matches(name, known(), n=2)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
     msg = (
@@ -100,8 +133,8 @@ def _import(name: str, target: str) -> object:
         raise BackendError(msg) from error
     except (Exception, SystemExit) as error:
         msg = (
-            f"backend {name!r}: importing {module_name} raised {type(error).__name__}: {error}. "
-            "The module has to import before it can be driven."
+            f"backend {name!r}: importing {module_name} raised {type(error).__name__}: "
+            f"{error}. The module has to import before it can be driven."
         )
         raise BackendError(msg) from error
     for part in attribute.split("."):
@@ -114,7 +147,7 @@ def _import(name: str, target: str) -> object:
     return found
 
 
-def _from_object(target: object, name: str) -> Factory:
+def _from_object(target: Any, name: str) -> Factory:
     if not inspect.isclass(target) and _has_methods(target):
         return lambda: _made(lambda: target, name)
     if not callable(target):

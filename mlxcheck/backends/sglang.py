@@ -8,14 +8,17 @@ from __future__ import annotations
 import gc
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlxcheck.backends.base import Capabilities, Emission, Request
 from mlxcheck.backends.sglang_pools import Footprint, Lease, Ledger, load_runner
 from mlxcheck.errors import BackendError
-from mlxcheck.records import ModelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from mlxcheck.records import ModelRef
 
 __all__ = [
     "SglangBackend",
@@ -180,8 +183,7 @@ class SglangBackend:
         self._waiting.clear()
         self._live.clear()
         if runner is not None:
-            import mlx.core as mx
-
+            mx = _mlx()
             mx.synchronize()  # a step may still be in flight
             runner.clear()
             del runner
@@ -255,9 +257,7 @@ class SglangBackend:
 
     def _launch_prefills(self, calls: Sequence[tuple[str, dict[str, Any]]]) -> list[int]:
         """Queue every chunk before waiting for the first."""
-        import mlx.core as mx
-
-        runner = self._runner
+        mx, runner = _mlx(), self._runner
         launched = [
             (kind, getattr(runner, f"{kind}_start")(**options)) for kind, options in calls
         ]
@@ -298,9 +298,7 @@ class SglangBackend:
         return out
 
     def _launch(self, pending: Any) -> Any:
-        import mlx.core as mx
-
-        mx.async_eval(pending.lazy_tokens)
+        _mlx().async_eval(pending.lazy_tokens)
         return pending
 
     def _finish(self, pending: Any) -> list[Emission]:
@@ -318,9 +316,7 @@ class SglangBackend:
             live.tokens.append(token)
             full = len(live.tokens) - live.prompt_length >= live.request.max_tokens
             out.append(
-                Emission(
-                    request_id=request_id, token=token, finish="length" if full else None
-                )
+                Emission(request_id=request_id, token=token, finish="length" if full else None)
             )
             if full:
                 self._end(live)
@@ -334,9 +330,7 @@ class SglangBackend:
         """
         self._live.pop(live.request.id, None)
         if live.lease is not None:
-            self._runner.release_request_row(
-                req_id=live.request.id, owned_len=live.lease.owned
-            )
+            self._runner.release_request_row(req_id=live.request.id, owned_len=live.lease.owned)
             self._ledger.release(live.lease, live.tokens)
         self._ended.append(live.request.id)
 
@@ -344,6 +338,12 @@ class SglangBackend:
         """Drop the runner's state of ended requests, unless a step in flight writes to it."""
         while self._ended and self._pending is None:
             self._runner.remove_request(req_id=self._ended.pop())
+
+
+def _mlx() -> Any:
+    import mlx.core as mx
+
+    return mx
 
 
 class SglangRadixBackend(SglangBackend):

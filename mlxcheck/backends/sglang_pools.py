@@ -14,20 +14,29 @@ import operator
 import os
 import warnings
 from array import array
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlxcheck.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Footprint", "Lease", "Ledger", "load_runner"]
 
 _TRIED = "0.5.23"
 _ENGINE = "sglang.srt.hardware_backend.mlx.model_runner"
 _CACHE = "sglang.srt.mem_cache"
-_PREFILL = ("req_id", "new_token_ids", "full_token_ids", "prefix_slot_ids", "new_slot_ids")
-_PREFILL += ("req_pool_idx", "needs_logits")
+_PREFILL = (
+    "req_id",
+    "new_token_ids",
+    "full_token_ids",
+    "prefix_slot_ids",
+    "new_slot_ids",
+    "req_pool_idx",
+    "needs_logits",
+)
 _EXTEND = ("req_id", "new_token_ids", "new_slot_ids", "needs_logits")
 _CALLS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
@@ -235,9 +244,7 @@ class Ledger:
             tokens: Its prompt and answer.
         """
         self.checkpoint(lease, tokens)
-        self._allocator.free_segment(
-            self._row(lease)[lease.shared :], start_pos=lease.shared
-        )
+        self._allocator.free_segment(self._row(lease)[lease.shared :], start_pos=lease.shared)
         self._tree.dec_lock_ref(lease.node)
         self.rows.free_rows([lease.row])
         self._owed -= lease.owed
@@ -282,9 +289,10 @@ def load_runner(backend: str) -> Any:
             runner = importlib.import_module(_ENGINE).MlxModelRunner
             problem = _misfit()
     except Exception as error:
+        text = str(error).rstrip(".")
         msg = (
             f"backend {backend!r}: importing the MLX engine of sglang {version} raised "
-            f"{type(error).__name__}: {error}. Install what it needs as SGLang's "
+            f"{type(error).__name__}: {text}. Install what it needs as SGLang's "
             f"documentation for Apple Silicon says (sglang {_TRIED} was tried)."
         )
         raise BackendError(msg) from error

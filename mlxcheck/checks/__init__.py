@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from mlxcheck.checks.base import Check, Effort
 from mlxcheck.checks.batch import Batch
@@ -11,9 +11,13 @@ from mlxcheck.checks.stop import Stop
 from mlxcheck.checks.tokens import Tokens
 from mlxcheck.errors import UsageError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 __all__ = ["ALL", "Check", "Effort", "named"]
 
 ALL: tuple[Check, ...] = (Tokens(), Stop(), Batch())
+"""Every check, in the order in which they are run."""
 
 
 def named(names: Iterable[str] | None) -> tuple[Check, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from mlxcheck.backends.base import Capabilities
 from mlxcheck.messages import Place
 from mlxcheck.records import Case, Comparison, Prompt, Trace
-from mlxcheck.session import Answers
+
+if TYPE_CHECKING:
+    from mlxcheck.backends.base import Capabilities
+    from mlxcheck.session import Answers
 
 __all__ = ["Check", "Effort", "Expected", "PlaceOf", "single", "solo"]
 

@@ -8,16 +8,20 @@ than the engine decodes at once, so that requests have to wait and join.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
+from typing import TYPE_CHECKING
 
-from mlxcheck.backends.base import Capabilities
 from mlxcheck.checks.base import Effort, Expected, PlaceOf, single
 from mlxcheck.compare import compare_end, compare_tokens, without_verdict
-from mlxcheck.messages import Place
 from mlxcheck.records import Case, Comparison, Prompt, Trace, Verdict
-from mlxcheck.session import Answers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mlxcheck.backends.base import Capabilities
+    from mlxcheck.messages import Place
+    from mlxcheck.session import Answers
 
 __all__ = ["Batch"]
 
@@ -142,11 +146,11 @@ def _deal(
 ) -> Iterator[tuple[Prompt, ...]]:
     left = list(by_length)
     for number, size in enumerate(cycle(sizes)):
-        if not left:
+        if not left and number >= len(sizes):
             return
-        group = [left.pop()]
+        group = [left.pop() if left else by_length[-1]]
         while len(group) < size:
-            # The last group is filled up from the shortest prompts of all.
+            # What few prompts leave open is filled up from the shortest of all.
             group.append(left.pop(0) if left else by_length[-len(group) % len(by_length)])
         random.Random(f"{seed}/{size}/{number}").shuffle(group)  # noqa: S311 - no secret
         yield tuple(group)

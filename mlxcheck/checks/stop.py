@@ -6,13 +6,17 @@ every right token and then does not stop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mlxcheck.backends.base import Capabilities
 from mlxcheck.checks.base import Effort, Expected, PlaceOf, single, solo
 from mlxcheck.compare import compare_end
-from mlxcheck.records import Case, Comparison, Prompt
-from mlxcheck.session import Answers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mlxcheck.backends.base import Capabilities
+    from mlxcheck.records import Case, Comparison, Prompt
+    from mlxcheck.session import Answers
 
 __all__ = ["Stop"]
 

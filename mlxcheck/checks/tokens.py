@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mlxcheck.backends.base import Capabilities
 from mlxcheck.checks.base import Effort, Expected, PlaceOf, solo
 from mlxcheck.compare import compare_tokens
-from mlxcheck.records import Case, Comparison, Prompt
-from mlxcheck.session import Answers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mlxcheck.backends.base import Capabilities
+    from mlxcheck.records import Case, Comparison, Prompt
+    from mlxcheck.session import Answers
 
 __all__ = ["Tokens"]
 

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from mlxcheck.messages import counted
-from mlxcheck.run import Observer
+from mlxcheck.recording import Observer
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -55,22 +55,22 @@ class ProgressLines(Observer):
             now = time.monotonic()
             if now - self._painted >= _EVERY_S:
                 self._painted = now
-                self._paint(self._bar, now)
+                self._paint(self._bar, now, refresh=True)
 
     def end(self) -> None:
         """Leave one line that says what was done and how fast."""
         bar, self._bar = self._bar, None
         if bar is not None:
-            self._paint(bar, time.monotonic())
-            bar.stop()
+            self._paint(bar, time.monotonic(), refresh=False)
+            bar.stop()  # paints once more
             return
         seconds = time.monotonic() - self._began
         self._stream.write(f"{self._phase} {self.label}: {self._summary(seconds)}\n")
         self._stream.flush()
 
-    def _paint(self, bar: Progress, now: float) -> None:
+    def _paint(self, bar: Progress, now: float, *, refresh: bool) -> None:
         rate = f"{self._done / max(now - self._began, 1e-9):.1f}/s" if self._total > 1 else ""
-        bar.update(bar.task_ids[0], completed=self._done, rate=rate, refresh=True)
+        bar.update(bar.task_ids[0], completed=self._done, rate=rate, refresh=refresh)
 
     def _summary(self, seconds: float) -> str:
         done = counted(self._total, _NOUNS.get(self._phase, "item"))
@@ -113,5 +113,5 @@ def _bar(stream: TextIO, what: str, total: int) -> Progress:
     bar.add_task(what, total=total, rate="")
     bar.start()
     # A watchdog that ends the process could not bring a hidden cursor back.
-    console.show_cursor(True)
+    console.show_cursor(show=True)
     return bar

@@ -7,9 +7,9 @@ are: no markup in them is obeyed, and no control character reaches the terminal.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
 from dataclasses import replace
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich import box
 from rich.console import Console
@@ -21,11 +21,21 @@ from mlxcheck.messages import counted
 from mlxcheck.records import Comparison, Verdict
 from mlxcheck.report import Outcome, Report, worst
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
 __all__ = ["console_on", "show", "show_partial"]
 
 _EXPLAINED = 5  # groups of findings told in full, for each report
 _NAMED = 6  # prompts named of those that share a finding
 _PIPE_WIDTH = 120
+_NARROW = 100  # columns below which the longest headers take two lines
+_BROKEN = {
+    "comparisons": "compari-\nsons",
+    "steps compared": "steps\ncompared",
+    Verdict.INCONCLUSIVE: "INCON-\nCLUSIVE",
+}
+_NUMBER = re.compile(r"\d+")
 
 _STYLES = {
     Verdict.EXACT: "green",
@@ -36,10 +46,7 @@ _STYLES = {
 _WORDS: Mapping[Outcome, tuple[str, str]] = {
     "pass": ("bold green", "pass: every token that was compared is mlx-lm's"),
     "fail": ("bold red", "fail: the candidate does not say what mlx-lm says"),
-    "inconclusive": (
-        "bold yellow",
-        "inconclusive: nothing failed, but not all could be decided",
-    ),
+    "inconclusive": ("bold yellow", "inconclusive: nothing failed, but not all was decided"),
 }
 _CONTROL = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
@@ -57,9 +64,6 @@ def console_on(stream: TextIO) -> Console:
         file=stream,
         force_terminal=False if os.environ.get("NO_COLOR") else None,
         width=width,
-        highlight=False,
-        markup=False,
-        emoji=False,
     )
 
 
@@ -70,7 +74,8 @@ def show(reports: Sequence[Report], console: Console) -> None:
         reports: One for each model and candidate.
         console: Where to.
     """
-    console.print(_table(reports))
+    reports = _with_short_names(reports)
+    console.print(_table(reports, narrow=console.width < _NARROW))
     for line in _not_asked(reports):
         _say(console, line, "yellow")
     for report in reports:
@@ -106,24 +111,31 @@ def _clean(text: str) -> str:
 
 
 def _title(report: Report) -> str:
-    return f"{report.backend} on {_short(report.model)}"
+    return f"{report.backend} on {report.model}"
 
 
-def _short(model: str) -> str:
-    return model.rstrip("/").rsplit("/", 1)[-1]
+def _with_short_names(reports: Iterable[Report]) -> list[Report]:
+    """Call each model by the last part of its path, where that names one of them only."""
+    reports = list(reports)
+    short = {report.model: report.model.rstrip("/").rsplit("/", 1)[-1] for report in reports}
+    if len(set(short.values())) < len(short):
+        return reports
+    return [replace(report, model=short[report.model]) for report in reports]
 
 
-def _table(reports: Iterable[Report]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+def _table(reports: Iterable[Report], *, narrow: bool) -> Table:
+    gap = 0 if narrow else 1  # beside the one blank that the box has between columns
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0))
     for name in ("model", "backend", "check"):
         table.add_column(name, overflow="fold")
     for name in ("comparisons", "steps compared", *Verdict):
-        table.add_column(str(name), justify="right", overflow="fold")
+        header = _BROKEN.get(name, name) if narrow else name
+        table.add_column(str(header), justify="right", no_wrap=True)
     for report in reports:
         for check, part in _by_check(report).items():
             counts = part.counts
             table.add_row(
-                Text(_clean(_short(report.model))),
+                Text(_clean(report.model)),
                 Text(_clean(report.backend)),
                 Text(_clean(check)),
                 f"{len(part.comparisons):,}",
@@ -173,9 +185,7 @@ def _show_findings(report: Report, console: Console) -> None:
     rest = groups[_EXPLAINED:]
     if rest:
         number = counted(sum(len(group) for group in rest), "comparison")
-        _say(
-            console, f"\n{number} more of {_title(report)} did not agree; --json keeps them all"
-        )
+        _say(console, f"\n{number} more did not agree in {_title(report)}; --json keeps all")
 
 
 def _grouped(report: Report) -> list[_Group]:
@@ -183,18 +193,32 @@ def _grouped(report: Report) -> list[_Group]:
     groups: dict[tuple[str, ...], list[Comparison]] = {}
     for found in report.comparisons:
         if found.verdict is not Verdict.EXACT:
-            head = found.message.partition("\n")[0].removeprefix(found.prompt_id)
-            groups.setdefault((found.check, found.verdict, head), []).append(found)
+            groups.setdefault(_kind(found), []).append(found)
     failing = set(report.failures)
     ordered = sorted(groups.values(), key=lambda group: group[0] not in failing)
     return [tuple(group) for group in ordered]
 
 
+def _kind(found: Comparison) -> tuple[str, ...]:
+    """Return what makes two findings one: the headline, whatever numbers are in it."""
+    head = found.message.partition("\n")[0].removeprefix(found.prompt_id)
+    # One exception, seen by each check that looks at the case, is still one exception.
+    check = "" if found.verdict is Verdict.ERROR else found.check
+    head = head.removeprefix(f", check {found.check}: ")
+    return check, found.verdict, _NUMBER.sub("#", head)
+
+
 def _others(group: Sequence[Comparison]) -> str:
-    named = ", ".join(f"{found.prompt_id} in {found.case}" for found in group[:_NAMED])
+    named = ", ".join(_where(found) for found in group[:_NAMED])
     rest = len(group) - _NAMED
     more = f" and {rest:,} more" if rest > 0 else ""
     return f"{counted(len(group), 'time')} more: {named}{more}"
+
+
+def _where(found: Comparison) -> str:
+    row = f" row {found.row}" if found.batch > 1 else ""
+    step = "" if found.step is None else f" step {found.step}"
+    return f"{found.check} {found.case}{row}{step}"
 
 
 def _memory(report: Report) -> str:

@@ -1,6 +1,6 @@
 """The calls to mlx-lm that a run makes, and nothing else: what the harness is held against.
 
-    python bare.py MODEL PLAN.json
+python bare.py MODEL PLAN.json
 """
 
 from __future__ import annotations

@@ -1,0 +1,29 @@
+"""The working half of the pytest plugin, imported only under ``--mlx-reference``.
+
+In the order of a run: `options` settles what was asked for, `nodes` makes the items,
+`references` records the references in one load a model, `tally` counts what was compared
+and writes the report, `user` is the fixture's value, `hooks` ties them to pytest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["enter"]
+
+
+def enter(config: pytest.Config) -> None:
+    """Read the options and register the working half.
+
+    Raises:
+        UsageError: pytest's own, one paragraph: a bad value, or pytest-xdist.
+    """
+    from mlxcheck.plugin import DOORWAY
+    from mlxcheck.pytest_doorway.hooks import Doorway
+    from mlxcheck.pytest_doorway.options import refuse_workers, wishes
+
+    refuse_workers(config)
+    config.pluginmanager.register(Doorway(config, wishes(config)), DOORWAY)
