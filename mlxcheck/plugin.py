@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["DOORWAY", "MARKER", "MARKER_KEYWORDS", "OPTIONS", "Option", "mlx_reference"]
 
 MARKER = "mlx_reference"
+"""The name of the marker, and of the fixture."""
+
 MARKER_KEYWORDS = ("backend", "max_tokens", "model", "prompts")
+"""What the marker may set for the fixture in its test."""
+
 DOORWAY = "mlxcheck-doorway"
 """The name under which the working half is registered with pytest."""
 
@@ -80,6 +84,7 @@ OPTIONS = (
     Option("watchdog", "word", "seconds of silence after which an engine hangs", "SECONDS"),
     Option("report", "word", "write all results to a .json file", "FILE"),
 )
+"""Every option, in the order of the help; parser, ini file and environment follow it."""
 
 _INI_TYPES = {"flag": "bool", "word": "string", "words": "linelist"}
 

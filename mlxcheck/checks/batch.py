@@ -144,7 +144,11 @@ def _groups(
 def _deal(
     by_length: Sequence[Prompt], sizes: Sequence[int], seed: int
 ) -> Iterator[tuple[Prompt, ...]]:
-    left = list(by_length)
+    # Prompts of about one length change places from seed to seed, and so get new neighbours.
+    left = sorted(
+        by_length,
+        key=lambda prompt: (-len(prompt.tokens).bit_length(), _drawn(f"{seed}/{prompt.id}")),
+    )
     for number, size in enumerate(cycle(sizes)):
         if not left and number >= len(sizes):
             return
@@ -152,8 +156,13 @@ def _deal(
         while len(group) < size:
             # What few prompts leave open is filled up from the shortest of all.
             group.append(left.pop(0) if left else by_length[-len(group) % len(by_length)])
-        random.Random(f"{seed}/{size}/{number}").shuffle(group)  # noqa: S311 - no secret
+        group.sort(key=lambda prompt: _drawn(f"{seed}/{number}/{prompt.id}"))
         yield tuple(group)
+
+
+def _drawn(key: str) -> float:
+    """Return a number below 1 that depends on *key* alone."""
+    return random.Random(key).random()  # noqa: S311 - no secret
 
 
 def _extremes(by_length: Sequence[Prompt]) -> Iterator[Case]:

@@ -81,8 +81,7 @@ class Backend(pytest.Collector):
         """Make an item for each check and prompt."""
         for check in self.doorway.wishes.checks:
             for question in self.doorway.wishes.questions:
-                shown = question.id if question.id.isprintable() else ascii(question.id)
-                name = f"{check.name}[{shown}]"
+                name = f"{check.name}[{question.id}]"
                 # As text, so that pytest reads the brackets as it will in its cache (--lf).
                 nodeid = f"{self.nodeid}::{name}"
                 item: Comparison = Comparison.from_parent(self, name=name, nodeid=nodeid)

@@ -58,6 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 NEIGHBOURS = {
     "compare": ("messages",),
+    "policy": ("errors",),
     "memory": ("need",),
     "purity": ("pristine", "wrappers"),
     "release": ("holders", "memory"),
