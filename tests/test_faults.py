@@ -9,15 +9,31 @@ import pytest
 
 import mlxcheck
 from fixtures.faults.mlx_lm import FAULTS, Faulty
+from mlxcheck.prompts import packaged
 from mlxcheck.records import Verdict
 
+PROMPTS = (
+    "sum-2-2",
+    "sum-9-9",
+    "capital-france",
+    "capital-peru",
+    "complete-capital-spain",
+    "repeat-3",
+    "filler-sum-3-4",
+    "filler-capital-norway",
+    "len-1",
+    "len-2",
+    "len-8",
+    "len-33",
+)
 MODEL = Path(__file__).parents[1] / "fixtures" / "models" / "qwen3_moe-float32"
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"S{fault.row}-{fault.__name__}")
 def test_fault_is_seen_where_it_must_be_and_only_there(fault: type[Faulty]) -> None:
     """The check that the fault's row names goes red with step and row; the green one stays."""
-    report = mlxcheck.check(MODEL, fault)
+    asked = [question for question in packaged() if question.id in PROMPTS]
+    report = mlxcheck.check(MODEL, fault, prompts=asked)
 
     assert report.outcome == "fail"
     red = [f for f in fault.red.select(report.comparisons) if f.verdict is Verdict.WRONG]

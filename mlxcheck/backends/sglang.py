@@ -147,6 +147,7 @@ class SglangBackend:
 
     def step(self) -> Sequence[Emission]:
         """Do one prefill or, where there is none to do, one decode step of all rows."""
+        self._width = 0  # a width that outlives its step would vouch for the next case
         if self._pending is not None:
             out = self._land()
         elif chunks := self._next_chunks():
@@ -169,7 +170,7 @@ class SglangBackend:
         self._forget_ended()
 
     def stats(self) -> Mapping[str, int]:
-        """Return the rows of the latest decode step, and totals of the rest."""
+        """Return the rows that the latest step decoded, and totals of the rest."""
         return {
             "batch_width": self._width,
             "cached_tokens": self._cached,

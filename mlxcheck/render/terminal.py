@@ -136,7 +136,7 @@ def _table(reports: Iterable[Report], *, narrow: bool) -> Table:
             counts = part.counts
             table.add_row(
                 Text(_clean(report.model)),
-                Text(_clean(report.backend)),
+                Text(_clean(report.backend.rpartition(":")[2])),
                 Text(_clean(check)),
                 f"{len(part.comparisons):,}",
                 f"{part.steps:,}",

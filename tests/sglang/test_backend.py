@@ -75,6 +75,9 @@ def test_all_rows_decode_in_one_step(opened: Any) -> None:
         drive.submit(f"r{number}", prompt, 8)
     drive.finish()
     assert max(drive.widths) == 3
+    drive.submit("next", (1, 2, 3), 8)
+    drive.step()
+    assert drive.widths[-1] <= 1
 
 
 def test_more_requests_than_rows_wait(opened: Any, expected: Expected) -> None:
