@@ -55,8 +55,8 @@ def sglang(session: nox.Session) -> None:
         session.skip("on a Mac, install SGLang as its documentation says, and run pytest there")
     session.install("-e", f".{extras('test')}")
     folder = ROOT / "tests" / "sglang"
-    session.install("--no-deps", "-r", str(folder / "requirements-no-deps.txt"))
     session.install("-r", str(folder / "requirements.txt"))
+    session.install("--no-deps", "-r", str(folder / "requirements-no-deps.txt"))
     session.run("pytest", "tests/sglang", *session.posargs)
 
 

@@ -48,7 +48,7 @@ ANSWERS = {
     "repeat-3": ("Again: umbrella jacket zebra.", CHAT_END),
     "recall-far": ("The word was candle.", CHAT_END),
     "count-1-44": (_numbers(1, 44), TEXT_END),
-    "count-16-57": (_numbers(16, 57), TEXT_END),
+    "count-9-45": (_numbers(9, 45), TEXT_END),
     "complete-sum-6-3": (" 9.", TEXT_END),
     "complete-capital-spain": (" Madrid.", TEXT_END),
 }
