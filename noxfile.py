@@ -27,6 +27,11 @@ def extras(*names: str) -> str:
     return f"[{','.join(wanted)}]" if wanted else ""
 
 
+def install(session: nox.Session, *what: str) -> None:
+    """Install, held to the versions that were last seen to work."""
+    session.install("-c", "tests/constraints.txt", *what)
+
+
 def group(name: str) -> tuple[str, ...]:
     """Return the requirements of a dependency group."""
     return nox.project.dependency_groups(PROJECT, name)
@@ -35,7 +40,7 @@ def group(name: str) -> tuple[str, ...]:
 @nox.session
 def reference(session: nox.Session) -> None:
     """Run the main job on the float32 fixtures and mlx-lm's batched engine."""
-    session.install(f".{extras()}")
+    install(session, f".{extras()}")
     models = [arg for arg in session.posargs if not arg.startswith("-")] or FLOAT32
     options = [arg for arg in session.posargs if arg.startswith("-")]
     session.run("mlxcheck", "run", *models, "--backend", "mlx-lm", *options)
@@ -44,7 +49,7 @@ def reference(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests, with mlx-lm for real."""
-    session.install("-e", f".{extras('test')}")
+    install(session, "-e", f".{extras('test')}")
     session.run("pytest", *session.posargs)
 
 
@@ -53,9 +58,9 @@ def sglang(session: nox.Session) -> None:
     """Run the main job on SGLang's real MlxModelRunner."""
     if sys.platform == "darwin":
         session.skip("on a Mac, install SGLang as its documentation says, and run pytest there")
-    session.install("-e", f".{extras('test')}")
+    install(session, "-e", f".{extras('test')}")
     folder = ROOT / "tests" / "sglang"
-    session.install("-r", str(folder / "requirements.txt"))
+    install(session, "-r", str(folder / "requirements.txt"))
     session.install("--no-deps", "-r", str(folder / "requirements-no-deps.txt"))
     session.run("pytest", "tests/sglang", *session.posargs)
 
@@ -71,14 +76,14 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types, strictly, over the package, tests, fixtures and this file."""
-    session.install(f".{extras('test')}", *group("types"))
+    install(session, f".{extras('test')}", *group("types"))
     session.run("mypy", "mlxcheck", "tests", "fixtures", "noxfile.py", *session.posargs)
 
 
 @nox.session(default=False)
 def fixtures(session: nox.Session) -> None:
     """Train the fixture models again from their seeds; minutes on two cores."""
-    session.install("-e", f".{extras()}")
+    install(session, "-e", f".{extras()}")
     session.run("python", "fixtures/build.py", *session.posargs)
 
 
@@ -92,7 +97,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Measure what the harness costs over the bare calls to mlx-lm."""
-    session.install(f".{extras()}")
+    install(session, f".{extras()}")
     session.run("python", "tests/bench/overhead.py", *session.posargs)
 
 
@@ -104,7 +109,7 @@ def package(session: nox.Session) -> None:
     shutil.rmtree(dist, ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", str(dist))
     (wheel,) = dist.glob("*.whl")
-    session.install(f"{wheel}{extras('test')}")
+    install(session, f"{wheel}{extras('test')}")
     empty = Path(session.create_tmp()) / "empty"
     shutil.rmtree(empty, ignore_errors=True)
     empty.mkdir()
