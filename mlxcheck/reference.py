@@ -7,6 +7,7 @@ processor that returns them untouched.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import math
@@ -57,6 +58,7 @@ def require_mlx() -> None:
         raise UsageError(msg) from error
 
 
+@functools.cache  # reading a package's metadata costs as much as a small decode step
 def version() -> str:
     """Return the name and version of the reference engine."""
     return f"mlx-lm {metadata.version('mlx-lm')}"

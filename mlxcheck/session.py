@@ -158,10 +158,11 @@ class Session:
             )
             raise UsageError(msg)
         requests, rows = self._prepare(case, max_tokens)
-        fault = self._ready()
         width: int | None = None
-        if fault is None:
-            fault, width = self._drive(requests, rows)
+        with self._watchdog.hold():
+            fault = self._ready()
+            if fault is None:
+                fault, width = self._drive(requests, rows)
         if fault is not None:
             for row in rows.values():
                 if not row.done:

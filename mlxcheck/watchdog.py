@@ -67,6 +67,7 @@ class Watchdog:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._signals = False
+        self._held = False
         self._doing = ""
 
     def __enter__(self) -> Self:
@@ -87,8 +88,32 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Take the alarm signal for a block of calls, and give it back as it was found.
+
+        Somebody else's alarm, such as a test's time limit, is put off by no more than the
+        block took. `guard` does this itself where it is not done around it.
+        """
+        if self._held or not self._signals:
+            yield
+            return
+        start = time.monotonic()
+        old_handler = signal.signal(signal.SIGALRM, self._ring)
+        left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+            if old_handler is not None:  # None: one that C code had installed
+                signal.signal(signal.SIGALRM, old_handler)
+            if left:
+                left = max(left - (time.monotonic() - start), _SOON_S)
+                signal.setitimer(signal.ITIMER_REAL, left, interval)
+
+    @contextlib.contextmanager
     def guard(self, doing: str) -> Iterator[None]:
-        """Give the block the watchdog's time. The alarm signal is taken for as long.
+        """Give the block the watchdog's time.
 
         Args:
             doing: What the engine was asked, for the message.
@@ -96,49 +121,28 @@ class Watchdog:
         Raises:
             EngineHung: The block did not end in time; the text has its stack.
         """
-        self._doing = doing
-        with self._alarm():
-            yield from self._guarded(doing)
-
-    def _guarded(self, doing: str) -> Iterator[None]:
-        try:
-            yield
-        except _Alarm as alarm:
-            msg = (
-                f"no progress within {self._seconds:g} s in {doing}; it was interrupted at\n"
-                f"{alarm.stack}"
-            )
-            raise EngineHung(msg) from None
-
-    @contextlib.contextmanager
-    def _alarm(self) -> Iterator[None]:
-        """Set all three clocks, and give the alarm back as it was found.
-
-        Somebody else's alarm, such as a test's time limit, is put off by no more than the
-        call took.
-        """
-        start = time.monotonic()
-        self._deadline = start + self._seconds
-        self._put_off()
-        if not self._signals:
+        with self.hold():
             try:
+                self._arm(doing)
                 yield
+            except _Alarm as alarm:
+                msg = (
+                    f"no progress within {self._seconds:g} s in {doing}; it was interrupted "
+                    f"at\n{alarm.stack}"
+                )
+                raise EngineHung(msg) from None
             finally:
                 self._deadline = None
-            return
-        old_handler = signal.signal(signal.SIGALRM, self._ring)
-        # Rings again within the grace: a bare `except:` may swallow the first.
-        left, interval = signal.setitimer(signal.ITIMER_REAL, self._seconds, self._grace / 4)
-        try:
-            yield
-        finally:
-            self._deadline = None
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            if old_handler is not None:  # None: one that C code had installed
-                signal.signal(signal.SIGALRM, old_handler)
-            if left:
-                left = max(left - (time.monotonic() - start), _SOON_S)
-                signal.setitimer(signal.ITIMER_REAL, left, interval)
+                if self._signals:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _arm(self, doing: str) -> None:
+        self._doing = doing
+        self._deadline = time.monotonic() + self._seconds
+        if self._signals:
+            # Rings again within the grace: a bare `except:` may swallow the first.
+            signal.setitimer(signal.ITIMER_REAL, self._seconds, self._grace / 4)
+        self._put_off()
 
     def _put_off(self) -> None:
         """Set faulthandler's clock, unless it is far enough ahead.

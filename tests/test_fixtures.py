@@ -46,6 +46,11 @@ ANSWERS = {
     "filler-sum-8-6": ("8+6 equals 14.", CHAT_END),
     "filler-capital-kenya": ("The capital of Kenya is Nairobi.", CHAT_END),
     "repeat-3": ("Again: umbrella jacket zebra.", CHAT_END),
+    "repeat-11": (
+        "Again: island violin bread grape drum marble quilt zebra needle jacket wagon.",
+        CHAT_END,
+    ),
+    "recall-near": ("The word was violin.", CHAT_END),
     "recall-far": ("The word was candle.", CHAT_END),
     "count-1-44": (_numbers(1, 44), TEXT_END),
     "count-9-45": (_numbers(9, 45), TEXT_END),
