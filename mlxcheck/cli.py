@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import math
 import os
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxcheck import checks, memory, prompts, reference, report
@@ -20,7 +18,7 @@ from mlxcheck.policy import Policy
 from mlxcheck.recording import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["main"]
 
@@ -144,7 +142,7 @@ def _list_backends(_options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     plan = _plan(options)
-    with _working_directory_on_path():
+    with registry.working_folder_on_path():
         return Command(plan).run()
 
 
@@ -171,7 +169,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         report.require_writable(options.json)
     memory.floor_bytes(os.environ)
     backends = _several(options.backend, "MLXCHECK_BACKEND") or ("mlx-lm",)
-    with _working_directory_on_path():
+    with registry.working_folder_on_path():
         for backend in backends:
             registry.require_findable(backend)
     return Plan(
@@ -197,15 +195,3 @@ def _policy(watchdog: float) -> Policy:
         raise UsageError(msg)
     # Who waits one second for an answer does not want to wait ten for its end.
     return Policy(watchdog_s=watchdog, grace_s=min(watchdog, Policy().grace_s))
-
-
-@contextlib.contextmanager
-def _working_directory_on_path() -> Iterator[None]:
-    """Let ``module:attribute`` name a module of the current directory."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # an engine may have changed the path
-            sys.path.remove(here)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mlxcheck
-from fixtures.faults.mlx_lm import FAULTS, Faulty
+from fixtures.faults.mlx_lm import FAULTS, Faulty, WorkerDies
 from mlxcheck.prompts import packaged
 from mlxcheck.records import Verdict
 
@@ -54,3 +54,15 @@ def test_mlx_lm_is_whole_again_after_a_faulty_candidate() -> None:
     honest = mlxcheck.check(MODEL, "mlx-lm", checks=["batch"], effort="quick", max_tokens=8)
 
     assert (broken.outcome, honest.outcome) == ("fail", "pass")
+
+
+def test_a_worker_that_dies_at_its_second_request_is_an_error() -> None:
+    """Row 51: the first answer stays good, the second is an ERROR and not a hang."""
+    asked = [entry for entry in packaged() if entry.id.startswith("sum")][:2]
+    policy = mlxcheck.Policy(watchdog_s=1, grace_s=1)
+
+    report = mlxcheck.check(MODEL, WorkerDies, prompts=asked, checks=["tokens"], policy=policy)
+
+    first, second = report.comparisons
+    assert (first.verdict, second.verdict) == (Verdict.EXACT, Verdict.ERROR)
+    assert "no token within 1 s for sum-7-5" in second.message

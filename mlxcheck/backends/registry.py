@@ -5,12 +5,15 @@ Nothing is imported until it is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any, cast
 
 from mlxcheck.backends.base import Backend
@@ -25,6 +28,7 @@ __all__ = [
     "require_findable",
     "resolve",
     "targets",
+    "working_folder_on_path",
 ]
 
 Factory = Callable[[], Backend]
@@ -90,6 +94,18 @@ def targets() -> dict[str, str]:
     """Return every registered name with its ``module:attribute``."""
     installed = {entry.name: entry.value for entry in metadata.entry_points(group=_GROUP)}
     return {**installed, **BUILT_IN}  # a package must not replace an adapter unseen
+
+
+@contextlib.contextmanager
+def working_folder_on_path() -> Iterator[None]:
+    """Let ``module:attribute`` name a module of the working folder, for a block."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # an engine may have changed the path
+            sys.path.remove(here)
 
 
 def resolve(backend: object) -> Factory:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mlxcheck.backends.base import Capabilities
     from mlxcheck.session import Answers
 
-__all__ = ["Check", "Effort", "Expected", "PlaceOf", "single", "solo"]
+__all__ = ["Check", "Effort", "Expected", "PlaceOf", "judge_one", "single", "solo"]
 
 Effort = Literal["quick", "standard", "thorough"]
 """Seconds on a small model; all that a pull request wants; all that a night allows."""
@@ -41,6 +41,20 @@ class Check(Protocol):
         self, case: Case, expected: Expected, answers: Answers, place_of: PlaceOf
     ) -> tuple[Comparison, ...]:
         """Compare what a case brought with the reference."""
+
+
+def judge_one(
+    compare: Callable[[Place, Trace, Trace], Comparison],
+    case: Case,
+    expected: Expected,
+    answers: Answers,
+    place_of: PlaceOf,
+) -> tuple[Comparison, ...]:
+    """Judge a case of one row, where its prompt is asked for."""
+    trace = expected.get(case.prompts[0].id)
+    if trace is None:
+        return ()
+    return (compare(place_of(0), trace, answers.traces[0]),)
 
 
 def solo(prompt: Prompt) -> Case:

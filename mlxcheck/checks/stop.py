@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlxcheck.checks.base import Effort, Expected, PlaceOf, single, solo
+from mlxcheck.checks.base import Effort, Expected, PlaceOf, judge_one, single, solo
 from mlxcheck.compare import compare_end
 
 if TYPE_CHECKING:
@@ -47,7 +47,4 @@ class Stop:
         self, case: Case, expected: Expected, answers: Answers, place_of: PlaceOf
     ) -> tuple[Comparison, ...]:
         """Compare the one row's end."""
-        trace = expected.get(case.prompts[0].id)
-        if trace is None:
-            return ()
-        return (compare_end(place_of(0), trace, answers.traces[0]),)
+        return judge_one(compare_end, case, expected, answers, place_of)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlxcheck.checks.base import Effort, Expected, PlaceOf, solo
+from mlxcheck.checks.base import Effort, Expected, PlaceOf, judge_one, solo
 from mlxcheck.compare import compare_tokens
 
 if TYPE_CHECKING:
@@ -38,7 +38,4 @@ class Tokens:
         self, case: Case, expected: Expected, answers: Answers, place_of: PlaceOf
     ) -> tuple[Comparison, ...]:
         """Compare the one row."""
-        trace = expected.get(case.prompts[0].id)
-        if trace is None:
-            return ()
-        return (compare_tokens(place_of(0), trace, answers.traces[0]),)
+        return judge_one(compare_tokens, case, expected, answers, place_of)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxcheck.backends import registry
@@ -14,7 +11,7 @@ from mlxcheck.pytest_doorway.outcomes import Refusal
 from mlxcheck.run import Drive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from mlxcheck.checks import Check
     from mlxcheck.recording import Recorded, Settings
@@ -55,7 +52,7 @@ def open_candidate(
         last_words: As for `Drive`.
     """
     try:
-        with _working_folder_on_path():
+        with registry.working_folder_on_path():
             drive = Drive(recorded, backend, checks, settings, last_words=last_words)
     except Exception as error:  # noqa: BLE001 - as above
         return Refusal.of(error)
@@ -68,18 +65,6 @@ def open_candidate(
     else:
         return drive
     return replace(refusal, skips=_can_be_made(backend))
-
-
-@contextlib.contextmanager
-def _working_folder_on_path() -> Iterator[None]:
-    """Let ``module:attribute`` name a module of the working folder, as the command does."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # an engine may have changed the path
-            sys.path.remove(here)
 
 
 def _can_be_made(backend: object) -> bool:
