@@ -7,52 +7,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fixtures.faults.mlx_lm import Expect
+from fixtures.faults.planted import Expect, Patch, Planted
 from mlxcheck.backends.sglang import SglangBackend
 from tests.sglang.driving import random_prompts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from mlxcheck.records import ModelRef
 
 __all__ = ["FAULTS", "Faulty"]
 
-Patch = tuple[Any, str, Any]
-"""Owner, attribute, replacement."""
 
-
-class Faulty(SglangBackend):
+class Faulty(Planted, SglangBackend):
     """SGLang with a fault: patched when it has opened, whole again when it is closed."""
 
-    row: ClassVar[int]
-    sentence: ClassVar[str]
-    red: ClassVar[Expect]
-    green: ClassVar[tuple[Expect, ...]]
     options: ClassVar[dict[str, Any]] = {}
-    prompts: ClassVar[Sequence[Sequence[int]] | None] = None
-    """What to ask; None for the packaged set."""
 
     def __init__(self) -> None:
         super().__init__(**self.options)
-        self._planted: list[Patch] = []
-
-    def patches(self) -> Iterator[Patch]:
-        """Yield what is replaced; SGLang can be imported by now."""
-        yield from ()
 
     def open(self, model: ModelRef) -> None:
-        """Open, then plant the fault."""
+        """Open, which imports SGLang, then plant the fault."""
         super().open(model)
-        for owner, name, replacement in self.patches():
-            self._planted.append((owner, name, vars(owner)[name]))
-            setattr(owner, name, replacement)
+        self.plant()
 
     def close(self) -> None:
         """Undo the fault, then close."""
-        while self._planted:
-            owner, name, original = self._planted.pop()
-            setattr(owner, name, original)
+        self.undo()
         super().close()
 
 
