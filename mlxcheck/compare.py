@@ -40,7 +40,7 @@ def compare_tokens(place: Place, expected: Trace, actual: Trace) -> Comparison:
         return replace(found, message=messages.failure(place, found, actual))
     left_out = expected.finish == "stop" and agreed == total - 1 == len(actual.tokens)
     if agreed == total or left_out:
-        return replace(found, steps=agreed)
+        return replace(found, regret=0.0, steps=agreed)
     return _differs(place, expected, actual, agreed)
 
 

@@ -27,6 +27,7 @@ def test_equal_answers_are_exact() -> None:
     assert found.verdict is Verdict.EXACT
     assert (found.steps, found.skipped, found.step) == (3, 0, None)
     assert (found.expected, found.actual, found.message) == (None, None, "")
+    assert found.regret == 0.0
 
 
 @unhurried
