@@ -207,9 +207,9 @@ class Session:
     def _step_until_done(self, backend: Backend, rows: dict[str, _Row], width: _Width) -> None:
         last_progress = time.monotonic()
         while not all(row.done for row in rows.values()):
-            with self._calling("step"):
+            with self._calling("step") as calling:
                 emissions = tuple(backend.step())
-            with self._calling("stats"):
+                calling.what = "stats"
                 moved = width.see(backend.stats())
             for emission in emissions:
                 moved |= self._take(backend, rows, emission)
@@ -315,11 +315,12 @@ class _Calling:
     """The watchdog's guard, with the engine's exceptions turned into faults."""
 
     def __init__(self, watchdog: Watchdog, what: str) -> None:
-        self._what = what
+        self.what = what
         self._guard = watchdog.guard(f"{what}()")
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._guard.__enter__()
+        return self
 
     def __exit__(
         self,
@@ -332,7 +333,7 @@ class _Calling:
         if isinstance(error, EngineFault) or not isinstance(error, Exception | SystemExit):
             return
         text = "".join(traceback.format_exception(error))
-        msg = f"{self._what}() raised {type(error).__name__}: {error}\n{text}"
+        msg = f"{self.what}() raised {type(error).__name__}: {error}\n{text}"
         raise EngineCrashed(msg) from error
 
 
