@@ -32,6 +32,7 @@ __all__ = [
     "Settings",
     "Want",
     "measured",
+    "phase_since",
     "record",
     "record_each",
 ]
@@ -56,7 +57,7 @@ class Settings:
         revision: The hub revision of the models.
         trust_remote_code: Whether code in a checkpoint may be run.
         prompts_from: The prompt file, for the command that repeats a case; None for
-            the packaged set.
+            the packaged set, empty where no file holds them.
     """
 
     max_tokens: int = 64
@@ -340,15 +341,18 @@ def measured(
     finally:
         if observer:
             observer.end()
+    phases.append(phase_since(start, name))
+
+
+def phase_since(start: float, name: str) -> Phase:
+    """Return the phase that began at *start*, a `time.perf_counter`, and ends now."""
     seconds = time.perf_counter() - start
     used = memory.usage()
-    phases.append(
-        Phase(
-            name=name,
-            seconds=seconds,
-            active=used.active,
-            cached=used.cached,
-            peak=used.peak,
-            rss=used.rss,
-        )
+    return Phase(
+        name=name,
+        seconds=seconds,
+        active=used.active,
+        cached=used.cached,
+        peak=used.peak,
+        rss=used.rss,
     )

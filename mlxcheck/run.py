@@ -14,8 +14,7 @@ from mlxcheck import memory, reference
 from mlxcheck.backends import registry
 from mlxcheck.errors import EngineFault, UsageError
 from mlxcheck.messages import Place
-from mlxcheck.recording import Observer, Recorded, Settings, measured
-from mlxcheck.records import Case, Comparison, Phase
+from mlxcheck.recording import Observer, Recorded, Settings, measured, phase_since
 from mlxcheck.report import Report
 from mlxcheck.session import Answers, Session
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from mlxcheck.checks import Check
+    from mlxcheck.records import Case, Comparison
 
 __all__ = ["Drive", "versions"]
 
@@ -94,17 +94,7 @@ class Drive:
         where: TracebackType | None,
     ) -> None:
         """Measure what the candidate used, and close it."""
-        used = memory.usage()
-        self._phases.append(
-            Phase(
-                name="candidate",
-                seconds=time.perf_counter() - self._started,
-                active=used.active,
-                cached=used.cached,
-                peak=used.peak,
-                rss=used.rss,
-            )
-        )
+        self._phases.append(phase_since(self._started, "candidate"))
         try:
             self._session.__exit__(kind, error, where)
         except EngineFault as fault:

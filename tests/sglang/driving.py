@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -15,11 +16,11 @@ from mlxcheck.backends.base import Request
 from mlxcheck.records import ModelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mlxcheck.backends.sglang import SglangBackend
 
-__all__ = ["MODELS", "Drive", "Expected", "model_ref", "random_prompts", "run"]
+__all__ = ["MODELS", "Drive", "Expected", "model_ref", "opening", "random_prompts", "run"]
 
 MODELS = Path(__file__).resolve().parents[2] / "fixtures" / "models"
 _MOST_STEPS = 5000  # far more than any test needs: an engine that never ends must not hang
@@ -36,6 +37,22 @@ def model_ref(path: Path) -> ModelRef:
         model_type=config["model_type"],
         vocab_size=config["vocab_size"],
     )
+
+
+@contextmanager
+def opening(variant: type[SglangBackend], model: ModelRef) -> Iterator[Any]:
+    """Yield a function that opens *variant* with options; all are closed at the end."""
+    made: list[SglangBackend] = []
+
+    def open_one(**options: Any) -> SglangBackend:
+        backend = variant(**options)
+        made.append(backend)
+        backend.open(model)
+        return backend
+
+    yield open_one
+    for backend in made:
+        backend.close()
 
 
 def random_prompts(lengths: Sequence[int], *, seed: int = 0, below: int = 250) -> list[Tokens]:

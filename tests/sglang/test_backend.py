@@ -18,7 +18,7 @@ from mlxcheck.backends.sglang import (
 )
 from mlxcheck.errors import BackendError
 from mlxcheck.purity import prove_pure
-from tests.sglang.driving import Drive, random_prompts, run
+from tests.sglang.driving import Drive, opening, random_prompts, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,17 +34,8 @@ ANSWER = 24
 @pytest.fixture(params=VARIANTS, ids=lambda variant: variant.name)
 def opened(request: pytest.FixtureRequest, model: ModelRef) -> Iterator[Any]:
     """Yield a function that opens one variant with options; all are closed at the end."""
-    made: list[SglangBackend] = []
-
-    def open_one(**options: Any) -> SglangBackend:
-        backend: SglangBackend = request.param(**options)
-        made.append(backend)
-        backend.open(model)
-        return backend
-
-    yield open_one
-    for backend in made:
-        backend.close()
+    with opening(request.param, model) as open_one:
+        yield open_one
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)

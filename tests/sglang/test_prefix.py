@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mlxcheck.backends.sglang import SglangRadixBackend, SglangRadixLazyBackend
-from tests.sglang.driving import Drive, random_prompts, run
+from tests.sglang.driving import Drive, opening, random_prompts, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,17 +23,8 @@ ANSWER = 16
 )
 def opened(request: pytest.FixtureRequest, model: ModelRef) -> Iterator[Any]:
     """Yield a function that opens one variant with options; all are closed at the end."""
-    made: list[SglangRadixBackend] = []
-
-    def open_one(**options: Any) -> SglangRadixBackend:
-        backend: SglangRadixBackend = request.param(**options)
-        made.append(backend)
-        backend.open(model)
-        return backend
-
-    yield open_one
-    for backend in made:
-        backend.close()
+    with opening(request.param, model) as open_one:
+        yield open_one
 
 
 def test_the_same_prompt_again(opened: Any, expected: Expected) -> None:
