@@ -50,7 +50,7 @@ def reference(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests, with mlx-lm for real."""
     install(session, "-e", f".{extras('test')}")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", "-n", "2", *session.posargs)
 
 
 @nox.session
@@ -62,7 +62,7 @@ def sglang(session: nox.Session) -> None:
     folder = ROOT / "tests" / "sglang"
     install(session, "-r", str(folder / "requirements.txt"))
     session.install("--no-deps", "-r", str(folder / "requirements-no-deps.txt"))
-    session.run("pytest", "tests/sglang", *session.posargs)
+    session.run("pytest", "-n", "2", "tests/sglang", *session.posargs)
 
 
 @nox.session
@@ -96,9 +96,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure what the harness costs over the bare calls to mlx-lm."""
+    """Measure what the harness costs over bare calls to mlx-lm, and what calibration adds."""
     install(session, f".{extras()}")
     session.run("python", "tests/bench/overhead.py", *session.posargs)
+    session.run("python", "tests/bench/calibration.py")
 
 
 @nox.session(default=False)
@@ -118,3 +119,24 @@ def package(session: nox.Session) -> None:
         session.run("mlxcheck", "run", model, "--effort", "quick", "--json", "report.json")
         options = ("--mlx-reference", f"--mlx-model={model}", "--mlx-require", "-q")
         session.run("pytest", *options, "-k", "tokens and sum")
+
+
+@nox.session(default=False)
+def honesty(session: nox.Session) -> None:
+    """Compare honest engines with mlx-lm in thousands of cases: none may fail."""
+    install(session, f".{extras()}")
+    session.run("python", "tests/honesty/sweep.py", "--least", "3000", *session.posargs)
+
+
+@nox.session(default=False)
+def curve(session: nox.Session) -> None:
+    """Measure how large a change has to be to be seen, and hold the stated limit to it."""
+    install(session, f".{extras()}")
+    session.run("python", "tests/honesty/curve.py", *session.posargs)
+
+
+@nox.session(default=False)
+def small_faults(session: nox.Session) -> None:
+    """Plant every small fault in each kind of weights: all have to be seen."""
+    install(session, f".{extras()}")
+    session.run("python", "tests/honesty/faults.py", *session.posargs)

@@ -8,9 +8,11 @@ from mlxcheck import checks as all_checks
 from mlxcheck.backends import registry
 from mlxcheck.errors import ReferenceMismatch
 from mlxcheck.policy import Policy
+from mlxcheck.precisions import record_passes
 from mlxcheck.prompts import as_questions
-from mlxcheck.recording import Settings, record
+from mlxcheck.report import merged
 from mlxcheck.run import Drive
+from mlxcheck.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -82,10 +84,13 @@ def check(  # noqa: PLR0913 - keyword-only, each with its default
     # Both are settled before anything is loaded: a typing mistake must not cost a load.
     registry.require_findable(backend)
     questions = None if prompts is None else as_questions(prompts)
-    recorded = record(str(model), questions, settings)
-    with Drive(recorded, backend, asked, settings, cases=cases) as drive:
-        drive.run()
-    return drive.report()
+    with record_passes(str(model), questions, settings, backends=[backend]) as passes:
+        reports = []
+        for recorded in passes.recorded:
+            with Drive(recorded, backend, asked, settings, cases=cases) as drive:
+                drive.run()
+            reports.append(drive.report())
+    return merged(reports, passes.missed)
 
 
 def assert_reference_equal(  # noqa: PLR0913 - the same arguments as check()

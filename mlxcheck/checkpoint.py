@@ -22,7 +22,7 @@ from mlxcheck.records import ModelRef
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Checkpoint", "inspect", "locate"]
+__all__ = ["Checkpoint", "Shard", "Tensor", "inspect", "locate", "shards"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WEIGHTS = "model*.safetensors"
@@ -68,7 +68,7 @@ def inspect(
     path = locate(source, revision=revision)
     config = _read_config(path)
     model_type = _model_type(config, path, trust_remote_code=trust_remote_code)
-    tensors = _tensors(path)
+    tensors = [tensor for shard in shards(path) for tensor in shard.tensors]
     _require_tokenizer(path)
     by_dtype: dict[str, int] = {}
     for tensor in tensors:
@@ -224,8 +224,16 @@ def _known_types() -> frozenset[str]:
     return frozenset(files | set(getattr(utils, "MODEL_REMAPPING", {})))
 
 
-class _Tensor(NamedTuple):
-    """One entry of a header; *rows* is its first dimension, 0 for a scalar."""
+class Tensor(NamedTuple):
+    """One entry of a header.
+
+    Attributes:
+        name: Its name.
+        dtype: Its element type, as the format names it: ``"BF16"``.
+        rows: Its first dimension, 0 for a scalar.
+        start: Its first byte, counted from `Shard.start`.
+        end: The byte after its last.
+    """
 
     name: str
     dtype: str
@@ -235,19 +243,40 @@ class _Tensor(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Its bytes."""
         return self.end - self.start
 
 
-def _tensors(path: Path) -> list[_Tensor]:
-    """Every tensor, from the files' headers alone."""
+class Shard(NamedTuple):
+    """One weight file.
+
+    Attributes:
+        file: Where.
+        header: What its header says, ``__metadata__`` included where it is there.
+        tensors: The entries of the header that are tensors, in its order.
+        start: The byte of the file that the tensors' own offsets count from.
+    """
+
+    file: Path
+    header: Mapping[str, Any]
+    tensors: Sequence[Tensor]
+    start: int
+
+
+def shards(path: Path) -> list[Shard]:
+    """Read the headers of a checkpoint's weight files, in the order of their names.
+
+    Raises:
+        ModelError: There is no weight file in the folder, or one is broken.
+    """
     files = sorted(path.glob(_WEIGHTS))
     if not files:
         msg = f"{path}: no weights ({_WEIGHTS}) in this folder. Fetch the checkpoint."
         raise ModelError(msg)
-    return [tensor for file in files for tensor in _header(file)]
+    return [_shard(file) for file in files]
 
 
-def _header(file: Path) -> list[_Tensor]:
+def _shard(file: Path) -> Shard:
     """Read one header: 8 bytes of little-endian length, then JSON, then the tensors.
 
     The layout is that of the safetensors format's own description.
@@ -269,8 +298,8 @@ def _header(file: Path) -> list[_Tensor]:
         raise ModelError(msg)
     try:
         header = json.loads(raw)
-        header.pop("__metadata__", None)
-        tensors = [_tensor(name, entry) for name, entry in header.items()]
+        entries = ((key, value) for key, value in header.items() if key != "__metadata__")
+        tensors = [_tensor(name, entry) for name, entry in entries]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         msg = f"{broken}: its header is not what the format says. {remedy}"
         raise ModelError(msg) from None
@@ -278,15 +307,16 @@ def _header(file: Path) -> list[_Tensor]:
     if wanted > size:
         msg = f"{broken}: it has {size} of {wanted} bytes. {remedy}"
         raise ModelError(msg)
-    return tensors
+    return Shard(file, header, tensors, 8 + length)
 
 
-def _tensor(name: str, entry: Mapping[str, Any]) -> _Tensor:
+def _tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
     start, end = map(int, entry["data_offsets"])
-    if not 0 <= start <= end:
+    halved = entry["dtype"] in ("BF16", "F16") and (end - start) % 2 == 1
+    if not 0 <= start <= end or halved:
         raise ValueError
     rows = int(next(iter(entry["shape"]), 0))
-    return _Tensor(name, str(entry["dtype"]), rows, start, end)
+    return Tensor(name, str(entry["dtype"]), rows, start, end)
 
 
 def _require_tokenizer(path: Path) -> None:
@@ -308,7 +338,7 @@ def _nested(config: Mapping[str, object], key: str) -> object:
     return inner.get(key) if isinstance(inner, dict) else None
 
 
-def _vocab_size(config: Mapping[str, object], tensors: Sequence[_Tensor], path: Path) -> int:
+def _vocab_size(config: Mapping[str, object], tensors: Sequence[Tensor], path: Path) -> int:
     """Read it from the config or, where a family leaves it to a default, the embedding."""
     value = _nested(config, "vocab_size")
     if value is None:

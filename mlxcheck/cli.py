@@ -14,20 +14,18 @@ from mlxcheck import checks, memory, prompts, reference, report
 from mlxcheck.backends import registry
 from mlxcheck.command import INTERRUPTED, PASS, USAGE, Command, Plan, status_of, tell
 from mlxcheck.errors import MlxCheckError, UsageError
-from mlxcheck.policy import Policy
-from mlxcheck.recording import Settings
+from mlxcheck.policy import LONGEST_S, MODES, PRECISIONS, Policy
+from mlxcheck.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["main"]
 
-_LONGEST_WATCHDOG_S = 86_400  # a day; the system's timers do not take any number
-
 _EXIT_CODES = """\
 exit status:
-  0    pass: every token that was compared is the reference's
-  1    fail: a candidate differs, raised, died or hung
+  0    pass: every token that was compared is the reference's, or a tie
+  1    fail: a candidate differs by more than rounding does, raised, died or hung
   2    usage error: an argument, model, prompt, backend or report path cannot be
   3    inconclusive: not asked, too little memory, model not here and no network, or the
        reference could not be trusted
@@ -116,16 +114,43 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, default=default.max_tokens, metavar="N")
     add("--seed", type=int, default=default.seed, help="deals the prompts into batches")
     add("--prompts", metavar="FILE", help="JSON file of prompts; default: the packaged set")
+    _add_rules(run)
     add("--revision", help="revision of the models on the hub")
     add("--trust-remote-code", action="store_true", help="run code that a checkpoint brings")
+    add("--json", metavar="FILE", help="write the report here")
+
+
+def _add_rules(run: argparse.ArgumentParser) -> None:
+    """Add what goes into the policy."""
+    default, add = Policy(), run.add_argument
+    add(
+        "--precision",
+        action="append",
+        choices=PRECISIONS,
+        help="only this pass over a 16-bit checkpoint; may be repeated; default: float32 (the "
+        "microscope, TF32 off), then native (what ships)",
+    )
+    add(
+        "--mode",
+        choices=MODES,
+        default=default.mode,
+        help="calibrated (default): differences within the measured noise are ties; strict: "
+        "there are no ties",
+    )
+    add(
+        "--prefill-chunk",
+        type=int,
+        default=default.prefill_chunk,
+        metavar="N",
+        help="prompt tokens of one prefill step of the reference; default: %(default)d",
+    )
     add(
         "--watchdog",
         type=float,
-        default=default.policy.watchdog_s,
+        default=default.watchdog_s,
         metavar="SECONDS",
         help="longest silence of a candidate; default: %(default)g",
     )
-    add("--json", metavar="FILE", help="write the report here")
 
 
 def _version() -> str:
@@ -160,7 +185,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         max_tokens=options.max_tokens,
         effort=options.effort,
         seed=options.seed,
-        policy=_policy(options.watchdog),
+        policy=_policy(options),
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
         prompts_from=options.prompts or None,
@@ -189,9 +214,19 @@ def _several(given: Sequence[str] | None, variable: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
 
 
-def _policy(watchdog: float) -> Policy:
-    if not (math.isfinite(watchdog) and 0 < watchdog <= _LONGEST_WATCHDOG_S):
-        msg = f"--watchdog {watchdog:g}: expected 0 < SECONDS <= {_LONGEST_WATCHDOG_S}."
+def _policy(options: argparse.Namespace) -> Policy:
+    watchdog = options.watchdog
+    if not (math.isfinite(watchdog) and 0 < watchdog <= LONGEST_S):
+        msg = f"--watchdog {watchdog:g}: expected 0 < SECONDS <= {LONGEST_S}."
         raise UsageError(msg)
-    # Who waits one second for an answer does not want to wait ten for its end.
-    return Policy(watchdog_s=watchdog, grace_s=min(watchdog, Policy().grace_s))
+    if options.prefill_chunk < 1:
+        msg = f"--prefill-chunk {options.prefill_chunk}: expected at least 1 token."
+        raise UsageError(msg)
+    return Policy(
+        precision=options.precision or PRECISIONS,
+        mode=options.mode,
+        prefill_chunk=options.prefill_chunk,
+        watchdog_s=watchdog,
+        # Who waits one second for an answer does not want to wait ten for its end.
+        grace_s=min(watchdog, Policy().grace_s),
+    )

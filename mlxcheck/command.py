@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from mlxcheck.errors import (
     ReportError,
     UsageError,
 )
-from mlxcheck.recording import Recorded, Settings, record
+from mlxcheck.precisions import record_passes
 from mlxcheck.records import Case, Comparison, Verdict
 from mlxcheck.report import Report
 from mlxcheck.run import Drive
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mlxcheck.checks import Check
+    from mlxcheck.precisions import Passes
     from mlxcheck.prompts import Question
+    from mlxcheck.recording import Recorded
+    from mlxcheck.settings import Settings
 
 __all__ = [
     "FAIL",
@@ -104,15 +108,16 @@ class Command:
         self._reports: list[Report] = []
         self._statuses: set[int] = set()
         self._drive: Drive | None = None
+        self._passes_done: list[Report] = []
         self._cut_by = ""
 
     def run(self) -> int:
         """Do all of it and return the exit status."""
         try:
-            for recorded in self._record_all():
-                for backend in self._plan.backends:
-                    self._progress.label = f"{backend} on {recorded.model.name}"
-                    self._compare(recorded, backend)
+            with ExitStack() as copies:
+                for passes in self._record_all(copies):
+                    for backend in self._plan.backends:
+                        self._compare(passes, backend)
         except KeyboardInterrupt:
             self._cut_by = _CTRL_C
         except Exception:  # noqa: BLE001 - a bug of ours must not lose what was found
@@ -120,16 +125,21 @@ class Command:
             self._cut_by = "an error inside mlxcheck, which is shown above"
         return self._finish()
 
-    def _record_all(self) -> list[Recorded]:
-        """Make every reference before the first candidate, which may patch mlx-lm."""
+    def _record_all(self, copies: ExitStack) -> list[Passes]:
+        """Make every reference before the first candidate, which may patch mlx-lm.
+
+        Args:
+            copies: Removes the float32 copies, which candidates need too.
+        """
         plan = self._plan
-        done: list[Recorded] = []
+        done: list[Passes] = []
         for model in plan.models:
             self._progress.label = model.rstrip("/").rsplit("/", 1)[-1]
             try:
-                done.append(
-                    record(model, plan.questions, plan.settings, observer=self._progress)
+                passes = record_passes(
+                    model, plan.questions, plan.settings, observer=self._progress
                 )
+                done.append(copies.enter_context(passes))
             except (MemoryNotReleased, ReferenceTampered) as error:
                 # Nothing that this process did from here could be trusted, or would fit.
                 self._give_up(model, plan.backends, error)
@@ -139,31 +149,48 @@ class Command:
                 self._give_up(model, plan.backends, error)
         return done
 
-    def _compare(self, recorded: Recorded, backend: str) -> None:
-        """Drive one candidate, and keep its report however that ends."""
-        plan = self._plan
+    def _compare(self, passes: Passes, backend: str) -> None:
+        """Drive one candidate in every pass, and keep its report however that ends."""
+        done = self._passes_done = []
         try:
-            self._drive = drive = Drive(
-                recorded,
-                backend,
-                plan.checks,
-                plan.settings,
-                observer=self._progress,
-                last_words=self._last_words,
-                cases=plan.cases,
-            )
-            with drive:
-                drive.run()
+            for recorded in passes.recorded:
+                name = f"{backend} on {recorded.model.name}"
+                if len(passes.recorded) > 1:
+                    name += f", {recorded.precision}"
+                self._progress.label = name
+                done.append(self._drive_one(recorded, backend))
         except MlxCheckError as error:
-            self._give_up(recorded.model.source, (backend,), error)
+            model = passes.recorded[0].model.source
+            if not done:
+                self._give_up(model, (backend,), error)
+                return
+            tell(str(error))
+            self._statuses.add(status_of(error))
+            done.append(self._nothing(model, backend, str(error), complete=False))
         except BaseException:
             if self._drive is not None:
-                self._reports.append(self._drive.report(complete=False))
+                done.append(self._drive.report(complete=False))
+            if done:
+                self._reports.append(reports.merged(done, passes.missed))
             raise
-        else:
-            self._reports.append(drive.report())
         finally:
             self._drive = None
+        self._reports.append(reports.merged(done, passes.missed))
+
+    def _drive_one(self, recorded: Recorded, backend: str) -> Report:
+        plan = self._plan
+        self._drive = drive = Drive(
+            recorded,
+            backend,
+            plan.checks,
+            plan.settings,
+            observer=self._progress,
+            last_words=self._last_words,
+            cases=plan.cases,
+        )
+        with drive:
+            drive.run()
+        return drive.report()
 
     def _give_up(self, model: str, backends: Iterable[str], error: MlxCheckError) -> None:
         """Tell why a model is not compared, and keep that among the reports."""
@@ -189,7 +216,8 @@ class Command:
 
     def _finish(self) -> int:
         """Save and show, and return the exit status."""
-        asked = any(report.comparisons for report in self._reports)
+        # What was opened and could be asked nothing is shown too: it tells why.
+        asked = any(report.comparisons or report.passes for report in self._reports)
         if self._cut_by:
             self._add_unreached()
         statuses = self._statuses | {_STATUS[report.outcome] for report in self._reports}
@@ -235,8 +263,8 @@ class Command:
         This runs on the watchdog's thread, while the candidate still hangs on the main one.
         """
         if self._drive is not None:
-            report = self._drive.report(complete=False)
-            self._reports.append(_hung(report, self._drive, stacks))
+            report = _hung(self._drive.report(complete=False), self._drive, stacks)
+            self._reports.append(reports.merged([*self._passes_done, report]))
         self._add_unreached()
         lines = [f"mlxcheck: {stacks}", "partial results:"]
         lines += [report.summary() for report in self._reports]
@@ -275,6 +303,7 @@ def _hung_row(report: Report, check: str, case: Case, row: int, stacks: str) -> 
         check=check,
         prompt_id=prompt.id,
         verdict=Verdict.ERROR,
+        precision=report.passes[0].precision,
         message=message,
         case=case.id,
         batch=len(case.prompts),

@@ -20,7 +20,7 @@ __all__ = ["DOORWAY", "MARKER", "MARKER_KEYWORDS", "OPTIONS", "Option", "mlx_ref
 MARKER = "mlx_reference"
 """The name of the marker, and of the fixture."""
 
-MARKER_KEYWORDS = ("backend", "max_tokens", "model", "prompts")
+MARKER_KEYWORDS = ("backend", "max_tokens", "model", "policy", "precision", "prompts")
 """What the marker may set for the fixture in its test."""
 
 DOORWAY = "mlxcheck-doorway"
@@ -81,6 +81,26 @@ OPTIONS = (
     Option("revision", "word", "the hub revision of the models", "R"),
     Option("trust-remote-code", "flag", "let code in a checkpoint be run"),
     Option("prompts", "word", "a JSON file of prompts (the packaged set)", "FILE"),
+    Option(
+        "precision",
+        "words",
+        "a pass over each checkpoint, float32 or native; repeatable (both: float32, with TF32 "
+        "off, sees small faults, and native is what ships)",
+        "PASS",
+    ),
+    Option(
+        "mode",
+        "word",
+        "calibrated or strict (calibrated: kernels are chosen by shape, so at near ties honest "
+        "engines say other tokens; strict allows no difference)",
+        "MODE",
+    ),
+    Option(
+        "prefill-chunk",
+        "word",
+        "prompt tokens of one prefill step of the reference (2048: mlx-lm's own default)",
+        "N",
+    ),
     Option("watchdog", "word", "seconds of silence after which an engine hangs", "SECONDS"),
     Option("report", "word", "write all results to a .json file", "FILE"),
 )
@@ -117,8 +137,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the working half where it is asked for."""
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(model, backend, prompts, max_tokens): compares an engine with plain mlx-lm; "
-        "runs with --mlx-reference only. The keywords are defaults for its fixture.",
+        f"{MARKER}(model, backend, prompts, max_tokens, precision, policy): compares an engine "
+        "with plain mlx-lm; runs with --mlx-reference only. The keywords are defaults for its "
+        "fixture.",
     )
     if config.getoption(MARKER):
         from mlxcheck.pytest_doorway import enter

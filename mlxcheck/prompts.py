@@ -15,12 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxcheck.errors import PromptError
-from mlxcheck.records import Prompt
+from mlxcheck.records import RESERVED, Prompt
 
 if TYPE_CHECKING:
     from mlxcheck.records import ModelRef
 
-__all__ = ["Question", "as_questions", "encode", "packaged", "read_file", "require_fit"]
+__all__ = [
+    "Question",
+    "as_questions",
+    "default_ids",
+    "encode",
+    "packaged",
+    "read_file",
+    "require_fit",
+]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _KINDS = ("user", "messages", "text", "tokens", "length")
@@ -113,6 +121,27 @@ def encode(questions: Sequence[Question], tokenizer: Any) -> tuple[Prompt, ...]:
     return tuple(done[question.id] for question in questions)
 
 
+def default_ids(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids that mlx-lm makes of chat turns by default: what its server does.
+
+    Unlike `encode`, this says nothing of thinking: mlx-lm then turns it on where the
+    tokenizer knows think tokens.
+
+    Args:
+        messages: Chat turns ``{"role": ..., "content": ...}``.
+        tokenizer: mlx-lm's ``TokenizerWrapper``, with a chat template.
+
+    Raises:
+        PromptError: The template refuses the turns.
+    """
+    try:
+        ids = _through_template(messages, tokenizer)
+    except Exception as error:  # noqa: BLE001 - templates are code from the checkpoint
+        msg = f"the chat template refuses the turns: {error}."
+        raise PromptError(msg) from None
+    return tuple(int(token) for token in ids)
+
+
 def require_fit(prompts: Sequence[Prompt], model: ModelRef, max_tokens: int) -> None:
     """Refuse prompts that the model cannot take.
 
@@ -151,7 +180,25 @@ def _encode_one(question: Question, tokenizer: Any, done: Mapping[str, Prompt]) 
     else:
         text = question.text or ""
         ids = tokenizer.encode(text)
-    return Prompt(id=question.id, tokens=tuple(int(token) for token in ids), text=text)
+    return Prompt(
+        id=question.id,
+        tokens=tuple(int(token) for token in ids),
+        text=text,
+        messages=_turns(question, tokenizer),
+    )
+
+
+def _turns(question: Question, tokenizer: Any) -> tuple[tuple[str, str], ...] | None:
+    """Return the turns that went through the template, if they are no more than words."""
+    messages = question.messages
+    if messages is None or not tokenizer.has_chat_template:
+        return None
+    if any(set(turn) != {"role", "content"} for turn in messages):
+        return None
+    # Checked, since prompt files and callers may hold anything: images come as lists.
+    pairs = [(turn["role"], turn["content"]) for turn in messages]
+    plain = all(isinstance(word, str) for pair in pairs for word in pair)
+    return tuple(pairs) if plain else None
 
 
 def _cut(question: Question, done: Mapping[str, Prompt]) -> Prompt:
@@ -175,14 +222,19 @@ def _apply_template(question: Question, tokenizer: Any) -> Sequence[int]:
         return ids
     try:
         # Passed outright, since engines differ in their default for it.
-        ids = tokenizer.apply_chat_template(
-            [dict(turn) for turn in question.messages or ()],
-            add_generation_prompt=True,
-            enable_thinking=False,
-        )
+        ids = _through_template(question.messages or (), tokenizer, enable_thinking=False)
     except Exception as error:  # noqa: BLE001 - templates are code from the checkpoint
         msg = f"prompt {question.id!r}: the chat template refuses it: {error}."
         raise PromptError(msg) from None
+    return ids
+
+
+def _through_template(
+    messages: Sequence[Mapping[str, str]], tokenizer: Any, **options: bool
+) -> Sequence[int]:
+    ids: Sequence[int] = tokenizer.apply_chat_template(
+        [dict(turn) for turn in messages], add_generation_prompt=True, **options
+    )
     return ids
 
 
@@ -259,6 +311,9 @@ def _unique(questions: Sequence[Question], where: str) -> tuple[Question, ...]:
                 f"{where}: the prompt id {question.id!r} cannot stand in a test id or on a "
                 "command line. Use printable characters and no spaces."
             )
+            raise PromptError(msg)
+        if question.id in RESERVED:
+            msg = f"{where}: the prompt id {question.id!r} is one of mlxcheck's own. Rename it."
             raise PromptError(msg)
         if question.id in seen:
             msg = f"{where}: the prompt id {question.id!r} is used twice. Rename one."

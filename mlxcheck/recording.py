@@ -8,87 +8,40 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mlxcheck import checkpoint as checkpoints
-from mlxcheck import memory, purity, reference, release
-from mlxcheck.errors import NotEnoughMemory, PromptError, UsageError
-from mlxcheck.policy import Policy
-from mlxcheck.prompts import Question, encode, packaged, require_fit
-from mlxcheck.records import ModelRef, Phase, Prompt, Trace
+from mlxcheck import memory, precision, reference
+from mlxcheck.decoding import TraceKey, decode
+from mlxcheck.errors import NotEnoughMemory, PromptError
+from mlxcheck.noise import Noise
+from mlxcheck.phases import Observer
+from mlxcheck.prompts import Question, default_ids, encode, packaged, require_fit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from mlxcheck.checks import Effort
+    from mlxcheck.noise import Arm, Probe
+    from mlxcheck.records import ModelRef, Phase, Precision, Prompt, Trace
+    from mlxcheck.settings import Settings
 
 __all__ = [
     "Memo",
-    "Observer",
     "Recorded",
-    "Settings",
     "Want",
-    "measured",
-    "phase_since",
+    "read",
     "record",
     "record_each",
+    "record_one",
 ]
 
 GATE_ROWS = 33
 """Rows that the memory gate reckons with: one more than mlx-lm's own limit, the widest case
 of a standard run."""
 
-TraceKey = tuple[tuple[int, ...], int]
-"""What a reference trace of one model depends on: the prompt's ids and ``max_tokens``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a run depends on besides model, backend and prompts.
-
-    Attributes:
-        max_tokens: The most tokens of each answer.
-        effort: How much is asked.
-        seed: Deals the prompts into batches.
-        policy: What counts as equal, and how long to wait.
-        revision: The hub revision of the models.
-        trust_remote_code: Whether code in a checkpoint may be run.
-        prompts_from: The prompt file, for the command that repeats a case; None for
-            the packaged set, empty where no file holds them.
-    """
-
-    max_tokens: int = 64
-    effort: Effort = "standard"
-    seed: int = 0
-    policy: Policy = field(default_factory=Policy)
-    revision: str | None = None
-    trust_remote_code: bool = False
-    prompts_from: str | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what could not be meant."""
-        if self.max_tokens < 1:
-            msg = f"max_tokens={self.max_tokens!r}: expected a whole number above 0."
-            raise UsageError(msg)
-        if self.effort not in ("quick", "standard", "thorough"):
-            msg = f"effort={self.effort!r}: expected 'quick', 'standard' or 'thorough'."
-            raise UsageError(msg)
-
-
-class Observer:
-    """Watches a run; every method may be overridden, and none changes the run."""
-
-    def begin(self, phase: str, total: int) -> None:
-        """A phase starts: ``"load"``, ``"reference"`` or ``"candidate"``."""
-
-    def advance(self) -> None:
-        """One prompt, or one case, of the phase is done."""
-
-    def end(self) -> None:
-        """The phase is over."""
+Turns = tuple[tuple[str, str], ...]
+"""Chat turns as `Prompt.messages` holds them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,17 +52,40 @@ class Recorded:
         model: The checkpoint, with its stop set.
         prompts: All prompts of the run, in order.
         traces: The reference's answers by prompt id.
+        noise: How far rounding moves them, and whether the reference agrees with itself.
+        precision: The pass.
+        cast: The checkpoint at `ModelRef.path` is a copy in float32.
+        encoded: The ids that mlx-lm makes of chat turns by default, or why it cannot.
+        pure: How many functions of mlx-lm were proved to be those of its files.
         text_of: The text of a token id.
         phases: Time and memory of its phases.
         gate: The memory gate's terms.
+        backed: A float32 pass is made of the same model too.
     """
 
     model: ModelRef
     prompts: tuple[Prompt, ...]
     traces: Mapping[str, Trace]
+    noise: Noise
+    precision: Precision
+    cast: bool
+    encoded: Mapping[Turns, tuple[int, ...] | PromptError]
+    pure: int
     text_of: Callable[[int], str]
     phases: tuple[Phase, ...]
     gate: tuple[str, ...]
+    backed: bool = False
+
+    def encode_reference(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Return the ids that mlx-lm makes of chat turns of one of the prompts by default.
+
+        Raises:
+            PromptError: Its template refuses them.
+        """
+        ids = self.encoded[tuple((turn["role"], turn["content"]) for turn in messages)]
+        if isinstance(ids, PromptError):
+            raise ids
+        return ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,17 +105,25 @@ class Want:
 
 @dataclass(slots=True, kw_only=True)
 class Memo:
-    """What `record_each` keeps of one model from call to call; never its weights.
+    """What `record_each` keeps of one pass over a model from call to call; never weights.
 
     Attributes:
-        files: The checkpoint and its tokenizer, once they have been read.
+        files: The checkpoint and its tokenizer, from `read`.
+        precision: The pass.
+        original: What the checkpoint is a float32 copy of; None where it is no copy.
         traces: The reference's answers by token ids and ``max_tokens``.
+        noises: What each load measured, with the keys of the prompts by their ids there.
         phases: Of the loads that made them.
+        pure: See `Recorded.pure`.
     """
 
-    files: tuple[checkpoints.Checkpoint, Any] | None = None
+    files: tuple[checkpoints.Checkpoint, Any]
+    precision: Precision = "native"
+    original: checkpoints.Checkpoint | None = None
     traces: dict[TraceKey, Trace] = field(default_factory=dict)
+    noises: list[tuple[Noise, dict[str, TraceKey]]] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
+    pure: int = 0
 
 
 def record(
@@ -167,29 +151,43 @@ def record(
         ReferenceTampered: mlx-lm has been patched in this process.
         MemoryNotReleased: The reference did not go away.
     """
+    memo = Memo(files=read(source, settings))
+    return record_one(questions, settings, memo, wanted=wanted, observer=observer)
+
+
+def record_one(
+    questions: Sequence[Question] | None,
+    settings: Settings,
+    memo: Memo,
+    *,
+    wanted: Callable[[str], bool] = lambda _: True,
+    observer: Observer | None = None,
+) -> Recorded:
+    """Do as `record` does for a checkpoint that has been read.
+
+    Args and errors are those of `record`; the memo holds the files.
+    """
     want = Want(questions=questions, max_tokens=settings.max_tokens, wanted=wanted)
-    (found,) = record_each(source, [want], settings, observer=observer)
+    (found,) = record_each([want], settings, memo, observer=observer)
     if isinstance(found, PromptError):
         raise found
     return found
 
 
 def record_each(
-    source: str,
     wants: Sequence[Want],
     settings: Settings,
+    memo: Memo,
     *,
-    memo: Memo | None = None,
     observer: Observer | None = None,
 ) -> tuple[Recorded | PromptError, ...]:
     """Decode several sets of prompts in one load of the reference, and free it.
 
     Args:
-        source: A folder or a hub id.
         wants: The sets. `Settings.max_tokens` is not looked at: each set has its own.
         settings: What the run depends on.
-        memo: Of this same source; what it holds is not decoded again, and nothing is
-            loaded where it holds everything.
+        memo: With its files. What it holds is not decoded again, and nothing is loaded
+            where it holds everything.
         observer: Watches.
 
     Returns:
@@ -198,8 +196,7 @@ def record_each(
     Raises:
         Exception: All others of `record`.
     """
-    memo = memo or Memo()
-    found, tokenizer = memo.files = memo.files or _read(source, settings)
+    found, tokenizer = memo.files
     sets = [_prompts(want, tokenizer, found.model) for want in wants]
     asked = [
         (want, prompts)
@@ -216,7 +213,17 @@ def record_each(
         if want.wanted(prompt.id) and (prompt.tokens, want.max_tokens) not in memo.traces
     }
     if missing:
-        memo.traces.update(_decode(found, missing, memo.phases, observer or Observer()))
+        one = decode(
+            found,
+            memo.original or found,
+            missing,
+            settings,
+            memo.phases,
+            observer or Observer(),
+        )
+        memo.traces.update(one.traces)
+        memo.noises.append((one.noise, {str(n): key for n, key in enumerate(missing)}))
+        memo.pure = one.pure
     return tuple(
         prompts if isinstance(prompts, PromptError) else _answers(want, prompts, memo, gate)
         for want, prompts in zip(wants, sets, strict=True)
@@ -227,24 +234,77 @@ def _answers(
     want: Want, prompts: tuple[Prompt, ...], memo: Memo, gate: memory.Gate
 ) -> Recorded:
     """Pick out of a memo what belongs to one set."""
-    assert memo.files is not None  # noqa: S101 - they were read before anything was decoded
     found, tokenizer = memo.files
     kept = {
         prompt.id: replace(memo.traces[prompt.tokens, want.max_tokens], prompt_id=prompt.id)
         for prompt in prompts
         if want.wanted(prompt.id)
     }
+    turns = {prompt.messages for prompt in prompts if prompt.messages is not None}
     return Recorded(
         model=found.model,
         prompts=prompts,
         traces=kept,
+        noise=_noise(memo, prompts, want.max_tokens),
+        precision=memo.precision,
+        cast=memo.original is not None,
+        encoded={each: _default_ids(each, tokenizer) for each in turns},
+        pure=memo.pure,
         text_of=lambda token: str(tokenizer.decode([token])),
         phases=tuple(memo.phases),
         gate=gate.terms,
     )
 
 
-def _read(source: str, settings: Settings) -> tuple[checkpoints.Checkpoint, Any]:
+def _noise(memo: Memo, prompts: Sequence[Prompt], max_tokens: int) -> Noise:
+    """Put together what all loads measured, under the ids that the prompts have here.
+
+    What was measured on other prompts still says how far this model's logits move.
+    """
+    ids = {(prompt.tokens, max_tokens): prompt.id for prompt in prompts}
+    arms: list[Arm] = []
+    probes: list[Probe] = []
+    for noise, keys in memo.noises:
+        arms += [replace(arm, prompt_id=ids.get(keys[arm.prompt_id], "")) for arm in noise.arms]
+        for probe in noise.probes:
+            name = ids.get(keys[probe.prompt_id])
+            probes += [replace(probe, prompt_id=name)] if name else []
+    if not memo.noises:  # nothing was wanted, so nothing will be held against it
+        return Noise(dtype="float32", exact=False)
+    first = memo.noises[0][0]
+    return replace(
+        first,
+        arms=tuple(arms),
+        probes=tuple(probes),
+        unrest=tuple(
+            (name, steps)
+            for noise, keys in memo.noises
+            for number, steps in noise.unrest
+            if (name := ids.get(keys[number]))
+        ),
+        steps=sum(noise.steps for noise, _ in memo.noises),
+        repeated=sum(noise.repeated for noise, _ in memo.noises),
+        repeats=all(noise.repeats for noise, _ in memo.noises),
+    )
+
+
+def _default_ids(turns: Turns, tokenizer: Any) -> tuple[int, ...] | PromptError:
+    messages = [{"role": role, "content": content} for role, content in turns]
+    try:
+        return default_ids(messages, tokenizer)
+    except PromptError as error:
+        return error
+
+
+def read(source: str, settings: Settings) -> tuple[checkpoints.Checkpoint, Any]:
+    """Read a checkpoint without its weights, and its tokenizer.
+
+    Raises:
+        ModelError: It is broken.
+        ModelUnavailable: A hub model that is neither cached nor within reach.
+    """
+    if "float32" in settings.policy.precision:
+        precision.turn_tf32_off()  # before anything is computed: MLX reads it once
     reference.require_mlx()
     found = checkpoints.inspect(
         source, revision=settings.revision, trust_remote_code=settings.trust_remote_code
@@ -296,63 +356,3 @@ def _pass_gate(
         msg = f"{found.model.source}: {gate.reason}"
         raise NotEnoughMemory(msg)
     return gate
-
-
-def _decode(
-    found: checkpoints.Checkpoint,
-    prompts: Mapping[TraceKey, Prompt],
-    phases: list[Phase],
-    observer: Observer,
-) -> dict[TraceKey, Trace]:
-    baseline = release.take_baseline()
-    with measured("load", phases, observer, 1):
-        loaded = reference.Reference(found)
-        observer.advance()
-    traces: dict[TraceKey, Trace] = {}
-    try:
-        purity.prove_pure()
-        imported = len(sys.modules)
-        with measured("reference", phases, observer, len(prompts)):
-            for key, prompt in prompts.items():
-                traces[key] = loaded.decode(prompt, max_tokens=key[1])
-                observer.advance()
-        if len(sys.modules) != imported:
-            purity.prove_pure()  # again: what decoding imported was not there to be proved
-    except BaseException:
-        loaded.release()  # a traceback that lives on must not hold the weights
-        raise
-    with measured("release", phases, None, 0):
-        ref = loaded.release()
-        release.prove_released(baseline, what="the reference model", ref=ref)
-    return traces
-
-
-@contextmanager
-def measured(
-    name: str, phases: list[Phase], observer: Observer | None, total: int
-) -> Iterator[None]:
-    """Time a phase and measure memory at its end."""
-    memory.reset_peak()
-    start = time.perf_counter()
-    if observer:
-        observer.begin(name, total)
-    try:
-        yield
-    finally:
-        if observer:
-            observer.end()
-    phases.append(phase_since(start, name))
-
-
-def phase_since(start: float, name: str) -> Phase:
-    """Return the phase that began at *start*, a `time.perf_counter`, and ends now."""
-    seconds = time.perf_counter() - start
-    used = memory.usage()
-    return Phase(
-        name=name,
-        seconds=seconds,
-        active=used.active,
-        cached=used.cached,
-        peak=used.peak,
-        rss=used.rss,
-    )

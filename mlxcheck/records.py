@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
 __all__ = [
+    "ALL_PROMPTS",
+    "FAILING",
+    "RESERVED",
+    "STOP_SET",
     "Case",
     "Comparison",
     "Fault",
     "Finish",
     "ModelRef",
     "Phase",
+    "Precision",
     "Prompt",
     "Scores",
     "Trace",
     "Verdict",
 ]
+
+ALL_PROMPTS = "all-prompts"
+"""The prompt id of what a check says about all its comparisons together."""
+
+STOP_SET = "stop-set"
+"""What the comparison of stop sets is called where others have their prompt's id."""
+
+RESERVED = frozenset({ALL_PROMPTS, STOP_SET})
+"""Ids that no prompt can have."""
+
+Precision = Literal["float32", "native"]
+"""A pass over one checkpoint: cast to float32 with TF32 off, or as it is."""
 
 Finish = Literal["stop", "length"]
 """Why an answer ended: at a stop id, or at ``max_tokens``."""
@@ -27,9 +45,15 @@ class Verdict(StrEnum):
     """What one comparison came to."""
 
     EXACT = "EXACT"
+    TIE = "TIE"
+    DRIFT = "DRIFT"
     WRONG = "WRONG"
     ERROR = "ERROR"
     INCONCLUSIVE = "INCONCLUSIVE"
+
+
+FAILING = frozenset({Verdict.DRIFT, Verdict.WRONG, Verdict.ERROR})
+"""The verdicts that make a run fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +94,14 @@ class Prompt:
         id: Unique in a run; printable, used in test ids and on the command line.
         tokens: The ids that every engine gets.
         text: What the ids were made from, for people; never encoded again.
+        messages: The (role, content) turns that went through the chat template to give
+            the ids; None where there were none.
     """
 
     id: str
     tokens: tuple[int, ...]
     text: str | None = None
+    messages: tuple[tuple[str, str], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +109,21 @@ class Scores:
     """What an engine's raw logits said at one step, normalised in float32.
 
     Attributes:
-        ids: The top ``k = min(64, vocabulary)`` tokens, best first, ties by lower id.
+        ids: The reference's: its top ``k = min(64, vocabulary)`` tokens. The candidate's:
+            the reference's there and its own top 5, or what it reports. Best first, ties
+            by lower id.
         logprobs: Their natural-log probabilities, in the same order.
-        logsumexp: The log-sum-exp of the raw logits over the whole vocabulary.
+        logsumexp: The log-sum-exp of the raw logits over the whole vocabulary; None where
+            only log-probabilities are known.
+        unrest: The reference's: how far these move, in nats, when the model's norms are
+            jittered by a few units in the last place (`mlxcheck.jitter`). Next to nothing,
+            but where a router stands at a tie; 0 where it was not measured.
     """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    logsumexp: float
+    logsumexp: float | None = None
+    unrest: float = 0.0
 
     @property
     def margin(self) -> float:
@@ -97,6 +131,18 @@ class Scores:
         if len(self.logprobs) < 2:  # noqa: PLR2004 - a vocabulary of one token
             return float("inf")
         return self.logprobs[0] - self.logprobs[1]
+
+    @property
+    def top_logit(self) -> float:
+        """The largest raw logit; 0 where only log-probabilities are known."""
+        return 0.0 if self.logsumexp is None else self.logprobs[0] + self.logsumexp
+
+    @property
+    def finite(self) -> bool:
+        """Whether these can be numbers of a sound model: no NaN, no infinite sum."""
+        lse = 0.0 if self.logsumexp is None else self.logsumexp
+        best = math.isfinite(lse) and math.isfinite(self.logprobs[0])
+        return best and not any(map(math.isnan, self.logprobs))
 
     def logprob(self, token: int) -> float | None:
         """The log-probability of *token*, or None where it is not in the top k."""
@@ -128,6 +174,12 @@ class Trace:
         tokens: The ids it gave, the stop id included where it gave one.
         finish: Why it ended; None where the engine does not say.
         scores: One entry a token, or empty where the engine shows no logits.
+        anchors: The steps after which the engine was put back on the reference's tokens:
+            what it says next is said in the reference's context again. Where it was
+            forced, every step.
+        reported: How far the log-probabilities that it reports are from its own raw
+            logits, one entry a token, in units in the last place of the logits' dtype;
+            empty where it does not show both.
         fault: Set where the engine failed; `tokens` then holds what came before.
     """
 
@@ -135,6 +187,8 @@ class Trace:
     tokens: tuple[int, ...]
     finish: Finish | None = None
     scores: tuple[Scores, ...] = ()
+    anchors: tuple[int, ...] = ()
+    reported: tuple[float, ...] = ()
     fault: Fault | None = None
 
 
@@ -147,11 +201,14 @@ class Case:
         prompts: One a row, in the order of submission; the same prompt may come twice.
         alone: One request that will have no company: an engine with a path of its own
             for that takes it.
+        forced: The engine is made to go on from the reference's answers, and shows what it
+            would have said.
     """
 
     id: str
     prompts: tuple[Prompt, ...]
     alone: bool = False
+    forced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,14 +225,26 @@ class Comparison:
         margin: The reference's own top-1 minus top-2 log-probability there, in nats.
         regret: The reference's log-probability of its own token minus that of the
             candidate's, in nats; 0 on agreement, None where it cannot be known.
-        noise: The measured noise that the regret was held against, in nats; None where
-            none was measured.
+        noise: The band that the regret was held against, in nats: what rounding may do, as
+            measured; None where none was measured.
+        ulps: The regret in units in the last place of the logits' dtype at their
+            magnitude; None where the regret is.
+        top_expected: The reference's best five tokens there with their log-probabilities.
+        top_actual: The candidate's, where it shows them.
+        ties: Steps that differ and are ties; they are in `steps`.
+        worst_tie: The largest regret of these, in nats.
+        near: Compared steps at which the reference's own margin is within the band.
+        errors: Per step, the RMS of candidate minus reference over the log-probabilities
+            of the reference's top 64, centred, in nats; NaN where not comparable.
+        divergences: Per step, the divergence from the reference over the same, in nats.
+        flips: The steps at which a forced candidate would have said another token.
+        precision: The pass.
         message: The whole explanation, a paragraph a line.
         case: The `Case.id` that repeats it.
         batch: Rows in that case.
         row: This prompt's row.
         neighbours: The prompt ids of the other rows, in row order.
-        steps: Steps that were compared and agreed.
+        steps: Steps that were compared and agree, ties included.
         skipped: Reference steps that were not compared.
     """
 
@@ -188,6 +257,16 @@ class Comparison:
     margin: float | None = None
     regret: float | None = None
     noise: float | None = None
+    ulps: float | None = None
+    top_expected: tuple[tuple[int, float], ...] = ()
+    top_actual: tuple[tuple[int, float], ...] = ()
+    ties: int = 0
+    worst_tie: float = 0.0
+    near: int = 0
+    errors: tuple[float, ...] = ()
+    divergences: tuple[float, ...] = ()
+    flips: tuple[int, ...] = ()
+    precision: Precision = "native"
     message: str = ""
     case: str = ""
     batch: int = 1
@@ -202,8 +281,8 @@ class Phase:
     """One stretch of a run, measured at its end.
 
     Attributes:
-        name: ``"baseline"``, ``"load"``, ``"reference"``, ``"release"``, ``"open"``,
-            ``"candidate"`` or ``"close"``.
+        name: ``"load"``, ``"reference"``, ``"noise"``, ``"release"``, ``"open"`` or
+            ``"candidate"``.
         seconds: Wall time.
         active: MLX's active memory, bytes.
         cached: MLX's cached (pooled) memory, bytes.

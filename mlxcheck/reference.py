@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import math
 import weakref
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlxcheck.arms import Scored, measure
 from mlxcheck.errors import ModelError, ReferenceBroken, UsageError
 from mlxcheck.records import Prompt, Scores, Trace
 
@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mlxcheck.checkpoint import Checkpoint
+    from mlxcheck.noise import Noise
 
 __all__ = [
     "Reference",
+    "device",
+    "dtype_of",
     "load_model",
     "read_tokenizer",
     "require_mlx",
+    "score_at",
     "score_rows",
     "stop_set",
     "version",
@@ -36,6 +40,8 @@ __all__ = [
 
 TOP_K = 64
 """Log-probabilities kept a step: beyond the top 64 a difference decides no greedy token."""
+
+_OWN_BEST = 5  # what a message shows of the candidate's own choice
 
 _FLUSH = 64  # steps of raw logits held at once: 64 x 150,000 float32 are 38 MB
 
@@ -116,10 +122,18 @@ class Reference:
 
     Args:
         checkpoint: What to load. Its `ModelRef.stop_ids` end every answer.
+        prefill_chunk: Prompt tokens of one prefill step.
+
+    Attributes:
+        path: What was loaded.
+        dtype: Of the raw logits, once something has been decoded.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, prefill_chunk: int = 2048) -> None:
         self._ref = checkpoint.model
+        self._prefill_chunk = prefill_chunk
+        self.path = self._ref.path
+        self.dtype = ""
         self._model: Any = load_model(
             self._ref.path, trust_remote_code=self._ref.trust_remote_code
         )
@@ -144,6 +158,7 @@ class Reference:
 
         def watch(_tokens: mx.array, logits: mx.array) -> mx.array:
             rows.append(logits)
+            self.dtype = self.dtype or dtype_of(logits)
             return logits
 
         tokens: list[int] = []
@@ -152,6 +167,7 @@ class Reference:
             mx.array(prompt.tokens),
             self._model,
             max_tokens=max_tokens,
+            prefill_step_size=self._prefill_chunk,
             logits_processors=[watch],
         )
         try:
@@ -172,6 +188,38 @@ class Reference:
             scores=tuple(scores),
         )
 
+    def noise(  # noqa: PLR0913 - keyword-only but for what was said
+        self,
+        pairs: Sequence[tuple[Prompt, Trace]],
+        *,
+        seconds: float,
+        exact: bool,
+        arms: bool = True,
+        cast: bool = False,
+        routed: bool = False,
+    ) -> Noise:
+        """Measure how far rounding moves what this model has just said.
+
+        Args:
+            pairs: Prompts that have been decoded, and their answers.
+            seconds: What that took; the noise may take a share of it.
+            exact: See `Noise.exact`.
+            arms: Whether to, or only to see that the reference agrees with itself.
+            cast: There is room to cast the model to float32, in place, once all else has
+                been done; nothing more can be decoded then.
+            routed: The model has experts.
+        """
+        scored = Scored(tuple(pairs), seconds)
+        return measure(
+            self._model if arms else None,
+            scored,
+            lambda prompt, steps: self.decode(prompt, max_tokens=steps),
+            dtype=self.dtype,
+            exact=exact,
+            cast=cast,
+            routed=routed,
+        )
+
     def release(self) -> weakref.ref[object]:
         """Let go of the model and return a weak reference that must die."""
         ref: weakref.ref[object] = weakref.ref(self._model)
@@ -183,7 +231,7 @@ class Reference:
         scored = score_rows(rows[:count]) if count else ()
         del rows[:count]
         for place, scores in enumerate(scored):
-            if not math.isfinite(scores.logsumexp):
+            if not scores.finite:
                 msg = (
                     f"{self._ref.source}: the reference's own logits are not finite (prompt "
                     f"{prompt.id!r}, {place} steps into a stretch of {count}). No engine can "
@@ -217,8 +265,42 @@ def score_rows(rows: Sequence[Any]) -> tuple[Scores, ...]:
     return tuple(_best_first(*row) for row in zip(*columns, strict=True))
 
 
+def score_at(rows: Sequence[Any], ids: Sequence[Sequence[int]]) -> tuple[Scores, ...]:
+    """Normalise raw logits in float32 and keep those of given tokens, and the best five.
+
+    Args:
+        rows: As for `score_rows`.
+        ids: As many tokens for each row, the same number for all.
+    """
+    import mlx.core as mx
+
+    logits = mx.concatenate(list(rows)).astype(mx.float32)
+    k = min(_OWN_BEST, logits.shape[-1])
+    lse = mx.logsumexp(logits, axis=-1, keepdims=True)
+    best = mx.argpartition(-logits, kth=k - 1, axis=-1)[:, :k].astype(mx.int32)
+    wanted = mx.concatenate(
+        [mx.array([list(row) for row in ids], dtype=mx.int32), best], axis=-1
+    )
+    logprobs = mx.take_along_axis(logits, wanted, axis=-1) - lse
+    mx.eval(wanted, logprobs, lse)
+    columns: list[Any] = [wanted.tolist(), logprobs.tolist(), lse[:, 0].tolist()]
+    return tuple(_best_first(*row) for row in zip(*columns, strict=True))
+
+
+def device() -> str:
+    """Return MLX's default device, and its name where it has one."""
+    import mlx.core as mx
+
+    return f"{mx.default_device()} {mx.device_info().get('device_name', '')}".strip()
+
+
+def dtype_of(logits: Any) -> str:
+    """Return ``"float32"``, ``"bfloat16"`` or ``"float16"`` for an MLX array."""
+    return str(logits.dtype).rpartition(".")[2]
+
+
 def _best_first(ids: list[int], logprobs: list[float], lse: float) -> Scores:
-    pairs = sorted(zip(logprobs, ids, strict=True), key=lambda pair: (-pair[0], pair[1]))
+    pairs = sorted(set(zip(logprobs, ids, strict=True)), key=lambda pair: (-pair[0], pair[1]))
     return Scores(
         ids=tuple(token for _, token in pairs),
         logprobs=tuple(logprob for logprob, _ in pairs),

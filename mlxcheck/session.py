@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import operator
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from mlxcheck.backends.base import Backend, Capabilities, Emission, Request
 from mlxcheck.errors import BackendError, EngineCrashed, EngineFault, EngineHung, UsageError
-from mlxcheck.records import Case, Fault, Finish, ModelRef, Trace
+from mlxcheck.inflight import Row, Seen, checked
+from mlxcheck.observing import Watcher
+from mlxcheck.records import Case, Fault, ModelRef, Trace
 from mlxcheck.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from mlxcheck.policy import Policy
 
 __all__ = ["Answers", "Session"]
+
+T = TypeVar("T")
 
 _REOPENINGS = 2  # an engine that breaks a third time is given up: each case may cost a load
 _IDLE_S = 0.001
@@ -36,34 +39,14 @@ class Answers:
         traces: One a row, in the order of `Case.prompts`.
         width: Rows of the widest decode step that the engine reported; None if it
             reports none.
+        chunks: Prefill calls that it reported over the case; None if it reports none.
+        cached: Prompt tokens that it reports not to have computed again; None likewise.
     """
 
     traces: tuple[Trace, ...]
     width: int | None
-
-
-@dataclass(slots=True)
-class _Row:
-    """One request in flight."""
-
-    prompt_id: str
-    max_tokens: int
-    stop_ids: tuple[int, ...]
-    tokens: list[int] = field(default_factory=list)
-    finish: Finish | None = None
-    done: bool = False
-    fault: Fault | None = None
-
-    def trace(self) -> Trace:
-        return Trace(
-            prompt_id=self.prompt_id,
-            tokens=tuple(self.tokens),
-            finish=self.finish,
-            fault=self.fault,
-        )
-
-    def fail(self, fault: Fault) -> None:
-        self.done, self.fault = True, fault
+    chunks: int | None = None
+    cached: int | None = None
 
 
 class Session:
@@ -98,6 +81,7 @@ class Session:
         self._numbers = itertools.count()
         self._unopened: Fault | None = None
         self._openings = 0
+        self._totals: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         """Open the engine on this thread."""
@@ -131,16 +115,42 @@ class Session:
             self._watchdog.__exit__()
 
     @property
+    def unopened(self) -> Fault | None:
+        """Why the engine did not open, where it did not."""
+        return self._unopened
+
+    @property
     def capabilities(self) -> Capabilities:
         """What the open engine can be asked; nothing much where it did not open."""
         return self._backend.capabilities if self._backend else Capabilities()
 
-    def run(self, case: Case, *, max_tokens: int) -> Answers:
+    def inspect(self, ask: Callable[[Backend], T]) -> T | None:
+        """Let the open engine be asked something under the watchdog; None if it is not open.
+
+        Args:
+            ask: Gets the backend; it has to keep the engine's exceptions to itself.
+        """
+        with self._watchdog.hold():
+            if self._ready() is not None or self._backend is None:
+                return None
+            with self._calling("encode"):
+                return ask(self._backend)
+
+    def run(
+        self,
+        case: Case,
+        *,
+        max_tokens: int | Sequence[int],
+        expected: Mapping[str, Trace] | None = None,
+    ) -> Answers:
         """Submit a case's prompts together and step until each has ended.
 
         Args:
             case: At least one prompt.
-            max_tokens: The most tokens for each.
+            max_tokens: The most tokens for each, or for each its own.
+            expected: The reference's answers by prompt id: what a case that is
+                `Case.forced` is forced to, and whose top tokens are looked up where the
+                engine shows its numbers.
 
         Returns:
             A trace for every row, faults included; this raises for misuse alone.
@@ -157,60 +167,79 @@ class Session:
                 "an engine is driven from the one that opened it."
             )
             raise UsageError(msg)
-        requests, rows = self._prepare(case, max_tokens)
-        width: int | None = None
+        requests, rows = self._prepare(case, max_tokens, expected or {})
+        seen = Seen(self._totals)
         with self._watchdog.hold():
             fault = self._ready()
             if fault is None:
-                fault, width = self._drive(requests, rows)
-        if fault is not None:
-            for row in rows.values():
-                if not row.done:
-                    row.fail(fault)
-        return Answers(tuple(row.trace() for row in rows.values()), width)
+                fault = self._drive(requests, rows, seen)
+            if fault is not None:
+                for row in rows.values():
+                    if not row.done:
+                        row.fail(fault)
+        self._totals = seen.totals
+        traces = tuple(row.trace() for row in rows.values())
+        grown = seen.grown("prefill_chunks"), seen.grown("cached_tokens")
+        return Answers(traces, seen.width, *grown)
 
-    def _prepare(self, case: Case, max_tokens: int) -> tuple[list[Request], dict[str, _Row]]:
+    def _prepare(
+        self, case: Case, max_tokens: int | Sequence[int], expected: Mapping[str, Trace]
+    ) -> tuple[list[Request], dict[str, Row]]:
         requests: list[Request] = []
-        rows: dict[str, _Row] = {}
-        for prompt in case.prompts:
+        rows: dict[str, Row] = {}
+        most = itertools.repeat(max_tokens) if isinstance(max_tokens, int) else max_tokens
+        for prompt, tokens in zip(case.prompts, most, strict=False):
+            trace = expected.get(prompt.id)
+            forced = trace.tokens if case.forced and trace else None
             request = Request(
                 id=f"r{next(self._numbers)}",
                 tokens=prompt.tokens,
-                max_tokens=max_tokens,
+                max_tokens=len(forced) if forced else tokens,
                 stop_ids=self._model.stop_ids,
                 alone=case.alone,
+                forced=forced,
             )
             requests.append(request)
-            rows[request.id] = _Row(prompt.id, max_tokens, self._model.stop_ids)
+            rows[request.id] = Row(
+                prompt.id,
+                request.max_tokens,
+                self._model.stop_ids,
+                Watcher(trace, self._model.vocab_size),
+                forced,
+            )
         return requests, rows
 
     def _drive(
-        self, requests: Sequence[Request], rows: dict[str, _Row]
-    ) -> tuple[Fault | None, int | None]:
+        self, requests: Sequence[Request], rows: dict[str, Row], seen: Seen
+    ) -> Fault | None:
         """Run to the end; a fault ends every row that has not ended by itself."""
         backend = self._backend
         assert backend is not None  # noqa: S101 - _ready() has seen to it
-        width = _Width()
         try:
             with self._calling("submit"):
                 for request in requests:
                     backend.submit(request)
-            self._step_until_done(backend, rows, width)
+            self._step_until_done(backend, rows, seen)
+            with self._calling("step"):
+                for row in rows.values():
+                    row.done = False  # till its numbers are read: a fault in that is its own
+                for row in rows.values():
+                    row.read()
         except EngineFault as error:
             self._discard()
-            return _fault(error), width.widest
+            return _fault(error)
         except BaseException:
             self._cancel_quietly(backend, rows)
             raise
-        return None, width.widest
+        return None
 
-    def _step_until_done(self, backend: Backend, rows: dict[str, _Row], width: _Width) -> None:
+    def _step_until_done(self, backend: Backend, rows: dict[str, Row], seen: Seen) -> None:
         last_progress = time.monotonic()
         while not all(row.done for row in rows.values()):
             with self._calling("step") as calling:
                 emissions = tuple(backend.step())
                 calling.what = "stats"
-                moved = width.see(backend.stats())
+                moved = seen.see(backend.stats())
             for emission in emissions:
                 moved |= self._take(backend, rows, emission)
             if moved:
@@ -225,7 +254,7 @@ class Session:
                 raise EngineHung(msg)
             time.sleep(_IDLE_S)
 
-    def _take(self, backend: Backend, rows: dict[str, _Row], emission: object) -> bool:
+    def _take(self, backend: Backend, rows: dict[str, Row], emission: object) -> bool:
         """Take one emission in; tell whether it brought a row further."""
         if not isinstance(emission, Emission):
             msg = f"step() gave {emission!r:.80} ({type(emission).__name__}), not an Emission"
@@ -242,11 +271,19 @@ class Session:
                 msg = f"it gave token {emission.token!r} for {row.prompt_id} after its finish"
                 row.fail(Fault(summary=msg))
             return False
-        token, problem = _checked(emission.token, self._model.vocab_size)
+        token, problem = checked(emission.token, self._model.vocab_size)
         if problem:
             row.fail(Fault(summary=f"step {len(row.tokens)}: {problem}"))
             self._cancel(backend, emission.request_id)
             return True
+        if row.forced and token != row.forced[len(row.tokens)]:
+            msg = f"step {len(row.tokens)}: it was to go on from token "
+            msg += f"{row.forced[len(row.tokens)]}, and went on from {token}"
+            row.fail(Fault(summary=msg))
+            self._cancel(backend, emission.request_id)
+            return True
+        with self._calling("step"):  # it may wait for numbers that are only queued
+            row.watcher.take(emission)
         row.tokens.append(token)
         stopped = token in row.stop_ids and not self.capabilities.stop
         row.finish = "stop" if stopped else emission.finish
@@ -260,7 +297,7 @@ class Session:
         with self._calling("cancel"):
             backend.cancel(request_id)
 
-    def _cancel_quietly(self, backend: Backend, rows: Mapping[str, _Row]) -> None:
+    def _cancel_quietly(self, backend: Backend, rows: Mapping[str, Row]) -> None:
         for request_id, row in rows.items():
             if not row.done:
                 try:
@@ -280,6 +317,7 @@ class Session:
 
     def _open(self) -> None:
         self._openings += 1
+        self._totals = {}
         try:
             with self._calling("open"):
                 backend = self._factory()
@@ -335,34 +373,6 @@ class _Calling:
         text = "".join(traceback.format_exception(error))
         msg = f"{self.what}() raised {type(error).__name__}: {error}\n{text}"
         raise EngineCrashed(msg) from error
-
-
-class _Width:
-    """What `Backend.stats` said over a case: how wide it got, and whether it prefills."""
-
-    def __init__(self) -> None:
-        self.widest: int | None = None
-        self._chunks = 0
-
-    def see(self, stats: Mapping[str, int]) -> bool:
-        chunks = stats.get("prefill_chunks", 0)
-        moved, self._chunks = chunks != self._chunks, chunks
-        if "batch_width" in stats:
-            self.widest = max(self.widest or 0, stats["batch_width"])
-        return moved
-
-
-def _checked(token: object, vocab_size: int) -> tuple[int, str]:
-    """Return the token as an int, or what is wrong with it."""
-    if isinstance(token, bool):
-        return 0, f"it gave {token!r} where a token id was due"
-    try:
-        value = operator.index(token)  # type: ignore[arg-type]
-    except TypeError:
-        return 0, f"it gave {token!r} ({type(token).__name__}) where an int token id was due"
-    if not 0 <= value < vocab_size:
-        return 0, f"it gave token id {value}, outside the vocabulary (0 to {vocab_size - 1})"
-    return value, ""
 
 
 def _fault(error: EngineFault) -> Fault:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import mlx.core as mx
+
+from mlxcheck.backends import mlx_lm
 from mlxcheck.backends.base import Capabilities, Emission, Request
 from mlxcheck.backends.mlx_lm import MlxLmBackend
+from mlxcheck.backends.mlx_lm_forcing import Forced
 from mlxcheck.errors import BackendError
 
 if TYPE_CHECKING:
@@ -24,13 +29,20 @@ __all__ = [
     "Floats",
     "FloodsMarkup",
     "HoldsTheInterpreter",
+    "IgnoresForcing",
     "Locks",
+    "LocksNatively",
     "Loops",
+    "Misreports",
     "NotInstalled",
+    "OneAtATime",
     "OneRaises",
     "OpenRaises",
     "OutOfVocabulary",
+    "ReportsOneNumber",
     "Scripted",
+    "ShowsLogits",
+    "ShowsLogprobs",
     "Silent",
     "Sleeps",
     "SleepsInOpen",
@@ -98,6 +110,98 @@ class AlwaysWrong(MlxLmBackend):
                 Emission(request_id=emission.request_id, token=token, finish=emission.finish)
             )
         return out
+
+
+class _Watched(Forced):
+    """Looks on, and lets the engine choose."""
+
+    def _sample(self, logprobs: Any) -> Any:
+        return logprobs.argmax(axis=-1)
+
+
+class ShowsLogits(MlxLmBackend):
+    """Right, shows the raw logits of every answer, and cannot be forced."""
+
+    name = "shows-logits"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.capabilities = replace(self.capabilities, teacher_forcing=False)
+
+    def submit(self, request: Request) -> None:
+        """Take a request in as one that is watched."""
+        home: Any = mlx_lm
+        kept, home.Forced = home.Forced, _Watched
+        try:
+            super().submit(replace(request, forced=request.tokens))
+        finally:
+            home.Forced = kept
+
+
+class ShowsLogprobs(MlxLmBackend):
+    """Right, and shows log-probabilities of all tokens, but no logits."""
+
+    name = "shows-logprobs"
+    shown = 1000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.capabilities = replace(self.capabilities, logits=False)
+
+    def step(self) -> Sequence[Emission]:
+        """Put log-probabilities in the place of logits."""
+        return [self.told(emission) for emission in super().step()]
+
+    def told(self, emission: Emission) -> Emission:
+        """Tell the best few."""
+        if emission.logits is None:
+            return emission
+        row = emission.logits.reshape(-1).astype(mx.float32)
+        best: Any = mx.argsort(-row)[: self.shown].tolist()
+        logprobs: Any = (row - mx.logsumexp(row)).tolist()
+        told = {token: logprobs[token] for token in best}
+        return replace(emission, logits=None, logprobs=told)
+
+
+class ReportsOneNumber(ShowsLogprobs):
+    """Right, and reports the log-probability of its own token alone, as many do."""
+
+    name = "reports-one-number"
+    shown = 1
+
+
+class Misreports(MlxLmBackend):
+    """Right, but reports log-probabilities that are not those of its logits."""
+
+    name = "misreports"
+
+    def step(self) -> Sequence[Emission]:
+        """Add a tenth of a nat to what is reported."""
+        return [
+            replace(emission, logprobs={t: p + 0.1 for t, p in emission.logprobs.items()})
+            if emission.logprobs
+            else emission
+            for emission in super().step()
+        ]
+
+
+class IgnoresForcing(MlxLmBackend):
+    """Right, and says its own tokens where it is to go on from others."""
+
+    name = "ignores-forcing"
+
+    def submit(self, request: Request) -> None:
+        """Forget what it is to go on from."""
+        super().submit(replace(request, forced=None))
+
+
+class OneAtATime(MlxLmBackend):
+    """Right, and no two of its requests ever meet in a step."""
+
+    name = "one-at-a-time"
+
+    def __init__(self) -> None:
+        super().__init__(completion_batch_size=1, prefill_batch_size=1)
 
 
 class OneRaises(MlxLmBackend):
@@ -215,6 +319,23 @@ class Locks(MlxLmBackend):
         """Hang on the second request."""
         self.asked = getattr(self, "asked", 0) + 1
         if self.asked > 1:
+            _deadlock(ctypes.CDLL(None))
+        super().submit(request)
+
+
+class LocksNatively(MlxLmBackend):
+    """Right on a float32 copy, and hangs in native code on anything else."""
+
+    name = "locks-natively"
+
+    def open(self, model: ModelRef) -> None:
+        """Note which it is."""
+        super().open(model)
+        self.copy = "mlxcheck-float32-" in model.path
+
+    def submit(self, request: Request) -> None:
+        """Hang, or not."""
+        if not self.copy:
             _deadlock(ctypes.CDLL(None))
         super().submit(request)
 

@@ -17,6 +17,7 @@ import pytest
 from mlxcheck import command
 from mlxcheck import report as reports
 from mlxcheck.cli import main
+from mlxcheck.passes import PassSummary
 from mlxcheck.records import Case, Comparison, Prompt, Verdict
 
 if TYPE_CHECKING:
@@ -148,10 +149,17 @@ def test_an_engine_that_breaks_often_is_given_up(found: Callable[..., Report]) -
 class Child:
     """A command in a process group of its own; its output goes to files."""
 
-    def __init__(self, tmp_path: Path, prompts: str, engine: str, *arguments: str) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        prompts: str,
+        engine: str,
+        *arguments: str,
+        model: Path = MODEL,
+    ) -> None:
         self.json = tmp_path / "report.json"
         self.out, self.err = tmp_path / "out", tmp_path / "err"
-        command = [sys.executable, "-c", _RUN, "run", str(MODEL), "--prompts", prompts]
+        command = [sys.executable, "-c", _RUN, "run", str(model), "--prompts", prompts]
         command += ["--backend", f"tests.engines:{engine}", "--max-tokens", "4"]
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(
@@ -225,6 +233,24 @@ def test_a_hang_in_native_code_ends_the_process_with_what_is_known(
     verdicts = {comparison.prompt_id: comparison.verdict for comparison in report.comparisons}
     assert verdicts == {"one": Verdict.EXACT, "two": Verdict.ERROR}
     assert "could not be interrupted" in report.failures[0].message
+
+
+def test_a_hang_in_the_second_pass_keeps_what_the_first_found(
+    tmp_path: Path, prompts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the float32 pass found is saved too, and the hang is one of the native pass."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the process is ended and cannot tidy up
+    model = MODEL.with_name("qwen3-8bit")
+    options = ("--watchdog", "2", "--check", "tokens")
+    child = Child(tmp_path, prompts, "LocksNatively", *options, model=model)
+    status, _, _ = child.end()
+    assert status == FAIL
+    report = child.report
+    assert not report.complete
+    found = [(each.precision, each.prompt_id, each.verdict) for each in report.comparisons]
+    right = [("float32", name, Verdict.EXACT) for name in ("one", "two", "three")]
+    assert found == [*right, ("native", "one", Verdict.ERROR)]
+    assert [each.precision for each in report.passes] == ["float32", "native"]
 
 
 def test_a_hang_that_holds_the_interpreter_ends_the_process(
@@ -303,10 +329,17 @@ def test_a_hang_is_an_error_of_what_was_being_done(
         for case in cases[:judged]
     )
     report = reports.Report(
-        model="m", model_type="", reference="r", backend="b", comparisons=done, complete=False
+        model="m",
+        model_type="",
+        reference="r",
+        backend="b",
+        comparisons=done,
+        passes=(PassSummary(precision="float32"),),
+        complete=False,
     )
     hung = command._hung(report, cast("Drive", drive), "no progress")
     (error,) = hung.failures
     assert (error.check, error.prompt_id) == (check, prompt_id)
+    assert error.precision == "float32"
     assert "no progress" in error.message
     assert hung.outcome == "fail"

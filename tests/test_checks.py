@@ -240,7 +240,8 @@ def test_what_an_engine_cannot_do_is_not_asked(
 
 def test_checks_by_name() -> None:
     """None is all of them; names come in the order of the run, each once."""
-    assert [check.name for check in checks.named(None)] == ["tokens", "stop", "batch"]
+    everything = ["prompts", "tokens", "stop", "batch", "logits"]
+    assert [check.name for check in checks.named(None)] == everything
     assert [check.name for check in checks.named(["batch", "tokens", "batch"])] == [
         "tokens",
         "batch",
@@ -251,7 +252,10 @@ def test_checks_by_name() -> None:
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["token"], r"no check 'token'. Did you mean tokens\? The checks are tokens, stop, b"),
+        (
+            ["token"],
+            r"no check 'token'. Did you mean tokens\? The checks are prompts, tokens, s",
+        ),
         (["zzz"], r"no check 'zzz'. The checks are"),
         ([], r"checks=\[\]: no check at all"),
     ],

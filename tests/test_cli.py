@@ -23,7 +23,7 @@ from mlxcheck.errors import (
     ReferenceTampered,
     ReportError,
 )
-from mlxcheck.recording import record
+from mlxcheck.precisions import record_passes
 from mlxcheck.records import Verdict
 from mlxcheck.run import Drive
 
@@ -71,12 +71,12 @@ def engine(name: str) -> list[str]:
 
 
 def failing(error: MlxCheckError, for_model: str) -> Callable[..., Any]:
-    """Return a `record` that raises for one model."""
+    """Return a `record_passes` that raises for one model."""
 
     def instead(model: str, *args: Any, **kwargs: Any) -> Any:
         if model == for_model:
             raise error
-        return record(model, *args, **kwargs)
+        return record_passes(model, *args, **kwargs)
 
     return instead
 
@@ -138,10 +138,10 @@ def test_every_reference_is_made_before_the_first_candidate(
 
     def recording(*args: Any, **kwargs: Any) -> Any:
         events.append("reference")
-        return record(*args, **kwargs)
+        return record_passes(*args, **kwargs)
 
     monkeypatch.setattr(Drive, "__enter__", enter)
-    monkeypatch.setattr(command, "record", recording)
+    monkeypatch.setattr(command, "record_passes", recording)
     other = str(MODELS / "qwen3_moe-float32")
     backends = ["--backend", "mlx-lm", *engine("Slow")]
     status, saved = run(MODEL, other, *backends, "--check", "tokens")
@@ -206,7 +206,7 @@ def test_a_model_that_cannot_be_used_does_not_lose_the_others(
     assert "mlxcheck: no/such/folder/here: there is no such folder" in err
     assert [report.outcome for report in saved] == ["inconclusive", outcome]
     assert "there is no such folder" in saved[0].not_asked[0][1]
-    assert "tokens, stop, batch not asked of" in out
+    assert "prompts, tokens, stop, batch, logits not asked of" in out
     assert "pass: every" not in out
 
 
@@ -215,7 +215,7 @@ def test_a_model_without_a_verdict_makes_a_pass_inconclusive(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, kind: type[MlxCheckError]
 ) -> None:
     """The other model is still compared."""
-    monkeypatch.setattr(command, "record", failing(kind("it is so"), "other"))
+    monkeypatch.setattr(command, "record_passes", failing(kind("it is so"), "other"))
     status, saved = run("other", MODEL)
     assert status == INCONCLUSIVE
     assert [report.outcome for report in saved] == ["inconclusive", "pass"]
@@ -229,7 +229,7 @@ def test_a_process_that_cannot_be_trusted_stops(
     kind: type[MlxCheckError],
 ) -> None:
     """Nothing more is loaded, no table is shown, and every pair is saved as not asked."""
-    monkeypatch.setattr(command, "record", failing(kind("held by x"), "other"))
+    monkeypatch.setattr(command, "record_passes", failing(kind("held by x"), "other"))
     monkeypatch.setattr("mlxcheck.command.Drive", None)
     status, saved = run(MODEL, "other", MODEL + "/")
     out, err = capsys.readouterr()
@@ -238,6 +238,17 @@ def test_a_process_that_cannot_be_trusted_stops(
     assert err.endswith("mlxcheck: held by x\n")
     assert {report.model for report in saved} == {MODEL, "other", MODEL + "/"}
     assert {report.outcome for report in saved} == {"inconclusive"}
+
+
+def test_what_could_be_asked_nothing_is_shown_with_its_reason(
+    run: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An inconclusive end is never silent."""
+    status, (report,) = run(MODEL, *engine("no_tokens"), "--check", "stop")
+    out = capsys.readouterr().out
+    assert (status, report.comparisons) == (INCONCLUSIVE, ())
+    assert "stop not asked of tests.engines:no_tokens on" in out
+    assert "inconclusive: nothing failed, but not all was decided" in out
 
 
 def test_ctrl_c_shows_and_saves_what_was_found(

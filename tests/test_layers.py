@@ -137,7 +137,7 @@ def test_a_relative_import() -> None:
     assert found == "run:1: relative import; name the module whole"
 
 
-@pytest.mark.parametrize("module", ["noise", "backends_of_mine", "tools.sweep"])
+@pytest.mark.parametrize("module", ["sweep", "backends_of_mine", "tools.sweep"])
 def test_a_module_without_a_layer(module: str) -> None:
     """A new module is told where to be written down."""
     (found,) = bad_imports({**EMPTY, module: ""})

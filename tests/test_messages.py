@@ -39,6 +39,7 @@ def test_wrong_token_alone() -> None:
           expected       6 'g'   reference  mlx-lm 0.0
           actual        31 'f'   candidate  mine
           the reference's own margin there is 0.5 nat (top 1 minus top 2); the candidate's token is its number 3, 1 nat below
+          best of the reference: 'g' -0.250, 'e' -0.750, 'f' -1.250
           alone: a single request
           steps 0-1 agree; steps 3-4 were not compared, since what came before them differs
           again: mlxcheck run M --backend mine
@@ -59,6 +60,7 @@ def test_wrong_token_in_a_batch_and_not_in_the_top() -> None:
           expected       5 'f'   reference  mlx-lm 0.0
           actual        99 'v'   candidate  mine
           the reference's own margin there is 0.5 nat (top 1 minus top 2); the candidate's token is not among its top 3
+          best of the reference: 'f' -0.250, 'e' -0.750, 'f' -1.250
           batch of 3, row 1; neighbours: sum, count
           step 0 agrees; steps 2-4 were not compared, since what came before them differs
           again: mlxcheck run M --backend mine
@@ -106,6 +108,7 @@ def test_an_answer_that_ends_too_early() -> None:
           expected       7 'h'                      reference  mlx-lm 0.0
           actual         - (the answer had ended)   candidate  mine
           the reference's own margin there is 0.5 nat (top 1 minus top 2)
+          best of the reference: 'h' -0.250, 'e' -0.750, 'f' -1.250
           alone: a single request
           steps 0-2 agree; step 4 was not compared, since what came before them differs
           again: mlxcheck run M --backend mine

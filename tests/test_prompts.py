@@ -246,7 +246,7 @@ def test_encoding_keeps_order_and_names() -> None:
 
     assert found == (
         Prompt(id="cut", tokens=(1, 97)),
-        Prompt(id="turn", tokens=(1, 97, 98, 9), text="ab"),
+        Prompt(id="turn", tokens=(1, 97, 98, 9), text="ab", messages=(("user", "ab"),)),
         Prompt(id="raw", tokens=(97, 98), text="ab"),
         Prompt(id="ids", tokens=(4, 5)),
     )
@@ -266,6 +266,62 @@ def test_a_base_model_gets_the_bare_words() -> None:
     (found,) = prompts.encode(prompts.as_questions(["ab"]), Words(template=False))
 
     assert found.tokens == (97, 98)
+    assert found.messages is None
+
+
+def test_turns_are_kept_where_they_went_through_the_template() -> None:
+    """All turns stay with their prompt, in order, so that an engine can be asked of them."""
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+
+    (found,) = prompts.encode(prompts.as_questions([turns]), Words())
+
+    assert found.messages == (("system", "Be brief."), ("user", "Hi"))
+    assert found.text == "Hi"
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"role": "user", "content": "Hi", "name": "Ann"},
+        {"role": "user", "content": "Hi", "tool_calls": []},
+    ],
+)
+def test_turns_that_are_more_than_words_are_not_kept(turn: Any) -> None:
+    """A turn that two words cannot say is not kept, rather than half of it."""
+    (found,) = prompts.encode([Question(id="a", messages=(turn,))], Words())
+
+    assert (found.messages, found.tokens) == (None, (1, 72, 105, 9))
+
+
+def test_content_that_is_no_text_is_not_kept() -> None:
+    """Parts of a turn, as of images, go to the template and nowhere else."""
+    turn: Any = {"role": "user", "content": ["a", "b"]}
+
+    class Parts(Words):
+        def encode(self, text: Any) -> list[int]:
+            return super().encode("".join(text))
+
+    (found,) = prompts.encode([Question(id="a", messages=(turn,))], Parts())
+
+    assert (found.messages, found.tokens) == (None, (1, 97, 98, 9))
+
+
+def test_default_ids_say_nothing_of_thinking() -> None:
+    """mlx-lm's own defaults are asked for: only the generation prompt is added."""
+    words = Words()
+
+    found = prompts.default_ids([{"role": "user", "content": "ab"}], words)
+
+    assert found == (1, 97, 98, 9)
+    assert words.asked == [{"add_generation_prompt": True}]
+
+
+def test_default_ids_of_turns_that_the_template_refuses() -> None:
+    """What the template raises is told in one sentence."""
+    with pytest.raises(PromptError) as caught:
+        prompts.default_ids([{"role": "tool", "content": "x"}], Words())
+
+    assert str(caught.value).startswith("the chat template refuses the turns: Conversation ro")
 
 
 def test_a_template_that_refuses() -> None:

@@ -71,13 +71,13 @@ def rows(text: str) -> list[list[str]]:
 
 
 def test_the_table_holds_the_numbers_of_each_check() -> None:
-    """A row a check: comparisons, steps compared, and a count for each verdict."""
+    """A row a pass and check: comparisons, steps compared, and a count for each verdict."""
     wrong = comparison("b", Verdict.WRONG, step=1, steps=1)
     batch = comparison("a", check="batch", steps=1_200)
     text = paint(report(comparison("a"), wrong, batch))
     assert rows(text) == [
-        ["tiny", "mine", "tokens", "2", "6", "1", "1", "0", "0"],
-        ["tiny", "mine", "batch", "1", "1,200", "1", "0", "0", "0"],
+        ["tiny", "mine", "native", "tokens", "2", "6", "1", "0", "0", "1", "0", "0"],
+        ["tiny", "mine", "native", "batch", "1", "1,200", "1", "0", "0", "0", "0", "0"],
     ]
     for verdict in Verdict:
         assert verdict in text
@@ -104,14 +104,15 @@ def test_nothing_compared_is_inconclusive_in_words(nothing: Report) -> None:
     """A green line needs something that was compared."""
     text = paint(nothing)
     assert "inconclusive: " in text
-    assert "pass" not in text
+    assert "pass:" not in text
+    assert "every token" not in text
 
 
 def test_what_was_not_asked_is_told_once_a_reason() -> None:
     """Checks that share a reason share a line, and have a row of zeros in the table."""
     text = paint(report(not_asked=(("batch", "one at a time"), ("stop", "one at a time"))))
     assert "batch, stop not asked of mine on tiny: one at a time\n" in text
-    assert ["tiny", "mine", "batch", "0", "0", "0", "0", "0", "0"] in rows(text)
+    assert ["tiny", "mine", "-", "batch", *["0"] * 8] in rows(text)
 
 
 def test_the_same_finding_of_many_prompts_is_told_once_with_a_count() -> None:
@@ -160,12 +161,19 @@ def test_only_the_first_findings_are_told_and_the_rest_is_counted() -> None:
 
 
 def test_memory_is_told_by_phase_beside_one_copy() -> None:
-    """The peak of each half counts its load; one copy is the gate's own number."""
-    text = paint(report(comparison()))
+    """The peak of each half counts its load, and the reference's what scores it again.
+
+    One copy is the gate's own number.
+    """
+    made = report(comparison())
+    text = paint(made)
     assert (
         "memory mine on tiny: one copy of the weights 1.5 MB, reference peak 9.0 MB, "
         "candidate peak 7.0 MB, process 100.0 MB\n"
     ) in text
+    noise = replace(made.phases[0], name="noise", peak=11 * MB)
+    text = paint(replace(made, phases=(*made.phases, noise)))
+    assert "reference peak 11.0 MB, candidate peak 7.0 MB" in text
 
 
 def test_models_of_the_same_name_are_told_apart() -> None:
@@ -191,13 +199,22 @@ def test_text_from_models_is_neither_markup_nor_control_codes() -> None:
 
 
 def test_a_narrow_console_keeps_every_number_and_folds_names_only() -> None:
-    """At 80 columns nothing is cut: headers take two lines, long names fold."""
-    text = paint(report(comparison(), model="m/qwen3_moe-float32"), width=80)
+    """At 80 columns nothing is cut: headers take two lines, verdicts that none has go."""
+    model = "m/qwen3_moe-float32"
+    text = paint(report(comparison(precision="float32"), model=model), width=80)
     table = text.split("\n\n")[0]
     assert max(map(len, table.splitlines())) <= 80
     assert "…" not in table
     assert " 4 " in table
     assert "qwen3_moe-float32" in table
+    assert "WRONG" not in table
+    every = [comparison(str(verdict), verdict, check="prompts") for verdict in Verdict]
+    crowded = paint(report(*every, model=model), width=80)
+    table = crowded.split("\n\n")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    assert "…" not in table
+    assert all(verdict in table for verdict in Verdict if verdict != "INCONCLUSIVE")
+    assert "prompts" in table
 
 
 def test_long_paragraphs_are_not_broken() -> None:

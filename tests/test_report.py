@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxcheck.passes import Control, PassSummary, missed
 from mlxcheck.records import Verdict
-from mlxcheck.report import Report, worst
+from mlxcheck.report import Report, merged, worst
 from tests.support.drawing import unhurried
 from tests.support.reported import comparison, report
 
 EXACT, WRONG = Verdict.EXACT, Verdict.WRONG
+TIE, DRIFT = Verdict.TIE, Verdict.DRIFT
 ERROR, INCONCLUSIVE = Verdict.ERROR, Verdict.INCONCLUSIVE
 
 
@@ -23,8 +25,13 @@ ERROR, INCONCLUSIVE = Verdict.ERROR, Verdict.INCONCLUSIVE
     [
         ([EXACT], "pass"),
         ([EXACT, EXACT], "pass"),
+        ([EXACT, TIE], "pass"),
+        ([TIE], "pass"),
         ([EXACT, WRONG], "fail"),
         ([EXACT, ERROR], "fail"),
+        ([EXACT, DRIFT], "fail"),
+        ([INCONCLUSIVE, DRIFT], "fail"),
+        ([TIE, INCONCLUSIVE], "inconclusive"),
         ([INCONCLUSIVE, ERROR], "fail"),
         ([INCONCLUSIVE, WRONG], "fail"),
         ([EXACT, INCONCLUSIVE], "inconclusive"),
@@ -33,7 +40,7 @@ ERROR, INCONCLUSIVE = Verdict.ERROR, Verdict.INCONCLUSIVE
     ],
 )
 def test_outcome(verdicts: list[Verdict], expected: str) -> None:
-    """One WRONG or ERROR fails; one INCONCLUSIVE, or nothing, is never a pass."""
+    """One WRONG, DRIFT or ERROR fails; one INCONCLUSIVE, or nothing, is never a pass."""
     assert report(*map(comparison, verdicts)).outcome == expected
 
 
@@ -50,7 +57,7 @@ def test_nothing_compared_is_never_a_pass(
     )
 
     if made.outcome == "pass":
-        assert {found.verdict for found in made.comparisons} == {EXACT}
+        assert {found.verdict for found in made.comparisons} <= {EXACT, TIE}
         assert made.steps > 0
         assert complete
 
@@ -58,6 +65,61 @@ def test_nothing_compared_is_never_a_pass(
 def test_agreement_on_no_step_is_not_a_pass() -> None:
     """Comparisons that compared nothing leave a run without a verdict."""
     assert report(comparison(steps=0), comparison(steps=0)).outcome == "inconclusive"
+
+
+def test_ids_that_agree_are_no_pass_where_nothing_came_of_the_tokens() -> None:
+    """What an engine is asked says nothing of its answers, where these were to be compared."""
+    asked = comparison(check="prompts", steps=1)
+    refused = ("tokens", "strict mode wants equal prefill chunks")
+
+    assert report(asked).outcome == "pass", "nothing else was to be compared"
+    assert report(asked, not_asked=(refused,)).outcome == "inconclusive"
+    assert report(asked, comparison(steps=0)).outcome == "inconclusive"
+    assert report(asked, comparison(), not_asked=(refused,)).outcome == "pass"
+    assert report(comparison(), not_asked=(("prompts", "ids only"),)).outcome == "pass"
+    wrong = comparison(WRONG, check="prompts", step=0, steps=0)
+    assert report(wrong, not_asked=(refused,)).outcome == "fail"
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "where_it_fails"),
+    [
+        ("reference equals itself", "inconclusive", "inconclusive"),
+        ("planted fault", "inconclusive", "fail"),
+    ],
+)
+def test_a_control_that_did_not_hold_is_no_pass(
+    name: str, outcome: str, where_it_fails: str
+) -> None:
+    """Nothing can be held against a reference that does not agree with itself."""
+    control = Control(name=name, passed=False, text="they differ")
+    one = PassSummary(precision="native", controls=(control,))
+
+    assert report(comparison(), passes=(one,)).outcome == outcome
+    assert report(comparison(WRONG), passes=(one,)).outcome == where_it_fails
+    assert f"; control failed: {name}: they differ" in report(passes=(one,)).summary()
+
+
+def test_passes_are_merged_into_one_report() -> None:
+    """Comparisons of all passes stand in it; what was not asked of each is told once."""
+    reason = ("stop", "the backend leaves stopping to its caller")
+    one = report(comparison(precision="float32"), not_asked=(reason,))
+    two = report(comparison(WRONG), not_asked=(reason,), complete=False)
+
+    both = merged([one, two], [missed("native", "no room")])
+
+    assert [found.precision for found in both.comparisons] == ["float32", "native"]
+    assert both.not_asked == (reason,)
+    assert not both.complete
+    assert both.summary().endswith("; native pass not run: no room")
+
+
+def test_a_fault_in_closing_is_one_of_its_pass() -> None:
+    """An ERROR outside of all cases is told beside those of the pass that it came in."""
+    made = report(comparison(), passes=(PassSummary(precision="float32"),))
+
+    (fault,) = made.with_fault("close", "it raised").failures
+    assert (fault.check, fault.precision) == ("close", "float32")
 
 
 def test_a_run_that_was_cut_short_does_not_pass() -> None:
@@ -121,10 +183,12 @@ def test_summary() -> None:
 
 
 def test_explain_tells_failures_first_and_exact_not_at_all() -> None:
-    """After the summary come WRONG and ERROR, then what has no verdict."""
-    made = report(comparison(INCONCLUSIVE), comparison(message="no"), comparison(WRONG))
+    """After the summary comes what fails, then what has no verdict, then ties."""
+    verdicts = (TIE, INCONCLUSIVE, ERROR, DRIFT, WRONG)
+    made = report(comparison(message="no"), *map(comparison, verdicts))
 
-    assert made.explain().split("\n\n") == [made.summary(), "WRONG here", "INCONCLUSIVE here"]
+    told = [f"{verdict} here" for verdict in (WRONG, DRIFT, ERROR, INCONCLUSIVE, TIE)]
+    assert made.explain().split("\n\n") == [made.summary(), *told]
 
 
 @pytest.mark.parametrize(

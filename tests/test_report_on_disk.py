@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from mlxcheck import report as reports
 from mlxcheck.errors import ReportError
+from mlxcheck.noise import Arm, Noise, Probe
+from mlxcheck.passes import Control, PassSummary
 from mlxcheck.records import Comparison, Phase, Verdict
 from mlxcheck.report import Report, load, require_writable, save
 from tests.support.drawing import unhurried
@@ -23,7 +25,16 @@ from tests.support.reported import comparison, report
 if TYPE_CHECKING:
     from pathlib import Path
 
-NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+SHORT = st.floats(allow_nan=False, allow_infinity=False).map(lambda n: float(f"{n:.6g}"))
+"""Numbers that six digits hold, which is how many are written."""
+
+NUMBERS = st.none() | SHORT
+PRECISIONS = st.sampled_from(("float32", "native"))
+ROWS = st.lists(SHORT | st.just(math.nan), max_size=3).map(tuple)
+BEST = st.lists(st.tuples(st.integers(0), SHORT), max_size=2).map(tuple)
+STEPS = st.lists(st.integers(0), max_size=3).map(tuple)
+
+Fields = dict[str, st.SearchStrategy[Any]]
 TEXTS = st.text(st.characters(), max_size=8)  # lone surrogates too: file names hold them
 
 
@@ -32,32 +43,79 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def comparisons() -> st.SearchStrategy[Comparison]:
-    """Draw any comparison."""
-    return st.builds(
-        Comparison,
-        check=TEXTS,
-        prompt_id=TEXTS,
-        verdict=st.sampled_from(Verdict),
-        step=st.none() | st.integers(0),
-        expected=st.none() | st.integers(0),
-        actual=st.none() | st.integers(0),
-        margin=NUMBERS,
-        regret=NUMBERS,
-        noise=NUMBERS,
-        message=TEXTS,
-        case=TEXTS,
-        batch=st.integers(1),
-        row=st.integers(0),
-        neighbours=st.lists(TEXTS, max_size=3).map(tuple),
-        steps=st.integers(0),
-        skipped=st.integers(0),
+def comparison_fields() -> Fields:
+    """Draw every field of a comparison."""
+    return {
+        "check": TEXTS,
+        "prompt_id": TEXTS,
+        "verdict": st.sampled_from(Verdict),
+        "step": st.none() | st.integers(0),
+        "expected": st.none() | st.integers(0),
+        "actual": st.none() | st.integers(0),
+        "margin": NUMBERS,
+        "regret": NUMBERS,
+        "noise": NUMBERS,
+        "ulps": NUMBERS,
+        "top_expected": BEST,
+        "top_actual": BEST,
+        "ties": st.integers(0),
+        "worst_tie": SHORT,
+        "near": st.integers(0),
+        "errors": ROWS,
+        "divergences": ROWS,
+        "flips": STEPS,
+        "precision": PRECISIONS,
+        "message": TEXTS,
+        "case": TEXTS,
+        "batch": st.integers(1),
+        "row": st.integers(0),
+        "neighbours": st.lists(TEXTS, max_size=3).map(tuple),
+        "steps": st.integers(0),
+        "skipped": st.integers(0),
+    }
+
+
+def pass_fields() -> Fields:
+    """Draw every field of what may be known of a pass."""
+    finite = st.lists(SHORT, max_size=2).map(tuple)
+    words = {"arm": TEXTS, "what": TEXTS, "prompt_id": TEXTS, "flips": STEPS, "change": SHORT}
+    arms, probes = (
+        st.builds(kind, **{each.name: words.get(each.name, finite) for each in fields(kind)})
+        for kind in (Arm, Probe)
     )
+    noise = st.builds(
+        Noise,
+        dtype=st.sampled_from(("float32", "bfloat16")),
+        exact=st.booleans(),
+        arms=st.lists(arms, max_size=2).map(tuple),
+        probes=st.lists(probes, max_size=2).map(tuple),
+        repeated=st.integers(0),
+        repeats=st.booleans(),
+    )
+    controls = st.builds(Control, name=TEXTS, passed=st.booleans(), text=TEXTS)
+    tests = st.tuples(TEXTS, TEXTS, st.booleans(), TEXTS)
+    return {
+        "precision": PRECISIONS,
+        "ran": st.booleans(),
+        "why": TEXTS,
+        "dtype": TEXTS,
+        "exact": st.booleans(),
+        "noise": st.none() | noise,
+        "band": NUMBERS,
+        "smallest_band": NUMBERS,
+        "raw_rate": NUMBERS,
+        "adjusted_rate": NUMBERS,
+        "margins": st.lists(st.tuples(NUMBERS, st.integers(0)), max_size=2).map(tuple),
+        "controls": st.lists(controls, max_size=2).map(tuple),
+        "tests": st.lists(tests, max_size=2).map(tuple),
+        "limit": st.lists(TEXTS, max_size=2).map(tuple),
+    }
 
 
-def drawn() -> st.SearchStrategy[Report]:
-    """Draw any report."""
-    seconds = st.floats(0, 1e6)
+def report_fields() -> Fields:
+    """Draw every field of a report."""
+    comparisons = st.builds(Comparison, **comparison_fields())
+    seconds = st.integers(0, 999_999).map(float)
     phases = st.builds(
         Phase,
         name=TEXTS,
@@ -67,24 +125,24 @@ def drawn() -> st.SearchStrategy[Report]:
         peak=st.integers(0),
         rss=st.integers(0),
     )
-    return st.builds(
-        Report,
-        model=TEXTS,
-        model_type=TEXTS,
-        reference=TEXTS,
-        backend=TEXTS,
-        comparisons=st.lists(comparisons(), max_size=3).map(tuple),
-        not_asked=st.lists(st.tuples(TEXTS, TEXTS), max_size=2).map(tuple),
-        phases=st.lists(phases, max_size=2).map(tuple),
-        gate=st.lists(TEXTS, max_size=2).map(tuple),
-        versions=st.dictionaries(TEXTS, TEXTS, max_size=2),
-        settings=st.dictionaries(TEXTS, st.integers() | TEXTS, max_size=2),
-        complete=st.booleans(),
-    )
+    return {
+        "model": TEXTS,
+        "model_type": TEXTS,
+        "reference": TEXTS,
+        "backend": TEXTS,
+        "comparisons": st.lists(comparisons, max_size=3).map(tuple),
+        "not_asked": st.lists(st.tuples(TEXTS, TEXTS), max_size=2).map(tuple),
+        "phases": st.lists(phases, max_size=2).map(tuple),
+        "gate": st.lists(TEXTS, max_size=2).map(tuple),
+        "passes": st.lists(st.builds(PassSummary, **pass_fields()), max_size=2).map(tuple),
+        "versions": st.dictionaries(TEXTS, TEXTS, max_size=2),
+        "settings": st.dictionaries(TEXTS, st.integers() | TEXTS, max_size=2),
+        "complete": st.booleans(),
+    }
 
 
 @unhurried
-@given(st.lists(drawn(), max_size=2))
+@given(st.lists(st.builds(Report, **report_fields()), max_size=2))
 def test_what_was_saved_is_what_is_loaded(
     tmp_path_factory: pytest.TempPathFactory, expected: list[Report]
 ) -> None:
@@ -108,6 +166,24 @@ def test_the_file_answers_without_mlxcheck(tmp_path: Path) -> None:
     assert (raw["outcome"], raw["steps"], raw["versions"]) == ("fail", 3, {"python": "3"})
     assert set(raw) == {field.name for field in fields(Report)} | {"outcome", "steps"}
     assert raw["comparisons"][0]["verdict"] == "WRONG"
+
+
+def test_every_field_is_drawn_and_so_comes_back() -> None:
+    """A field that is added to a record has to be written, and read back, as it was."""
+    assert set(comparison_fields()) == {field.name for field in fields(Comparison)}
+    assert set(pass_fields()) == {field.name for field in fields(PassSummary)}
+    assert set(report_fields()) == {field.name for field in fields(Report)}
+
+
+def test_measured_numbers_are_written_short(tmp_path: Path) -> None:
+    """Six digits are more than any of them is worth, and a report has thousands."""
+    made = report(comparison(margin=1 / 3, errors=(2e-7 / 3, 1234567.0)))
+
+    made.save(tmp_path / "out.json")
+
+    (loaded,) = load(tmp_path / "out.json")
+    (found,) = loaded.comparisons
+    assert (found.margin, found.errors) == (0.333333, (6.66667e-08, 1234570.0))
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
@@ -234,14 +310,14 @@ def test_a_path_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('{"schema": 0, "reports": []}', "report of schema 0; this release reads 1."),
-        ('{"schema": "1", "reports": []}', "report of schema 1; this release reads 1."),
+        ('{"schema": 1, "reports": []}', "report of schema 1; this release reads 2."),
+        ('{"schema": "2", "reports": []}', "report of schema 2; this release reads 2."),
         ("{", "not a report of mlxcheck: JSONDecodeError"),
         ("[]", "not a report of mlxcheck: TypeError"),
         ("{}", "not a report of mlxcheck: KeyError: 'schema'"),
-        ('{"schema": 1}', "not a report of mlxcheck: KeyError: 'reports'"),
-        ('{"schema": 1, "reports": [3]}', "not a report of mlxcheck: AttributeError"),
-        ('{"schema": 1, "reports": [{}]}', "not a report of mlxcheck: KeyError: 'comparisons'"),
+        ('{"schema": 2}', "not a report of mlxcheck: KeyError: 'reports'"),
+        ('{"schema": 2, "reports": [3]}', "not a report of mlxcheck: AttributeError"),
+        ('{"schema": 2, "reports": [{}]}', "not a report of mlxcheck: KeyError: 'comparisons'"),
         (None, "cannot read the report: No such file or directory."),
     ],
 )
@@ -257,7 +333,16 @@ def test_files_that_are_no_report(tmp_path: Path, content: str | None, expected:
     assert str(caught.value).startswith(f"{path}: {expected}")
 
 
-@pytest.mark.parametrize("changed", [{"verdict": "MAYBE"}, {"extra": 1}, {"neighbours": None}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"verdict": "MAYBE"},
+        {"extra": 1},
+        {"neighbours": None},
+        {"flips": 3},
+        {"errors": None},
+    ],
+)
 def test_comparisons_that_this_release_cannot_read(
     tmp_path: Path, changed: dict[str, object]
 ) -> None:

@@ -7,7 +7,7 @@ exceptions: `mlxcheck.session.Session` does all of that around it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mlxcheck.records import Finish, ModelRef
 
@@ -30,6 +30,16 @@ class Capabilities:
         prefix_cache: Requests may reuse the KV cache of earlier ones.
         prefill_chunk: The most prompt tokens in one prefill step; None if unlimited or
             unknown.
+        casts: `Backend.open` loads the checkpoint that it is given, so that a copy of it in
+            float32 can be compared too.
+        teacher_forcing: The engine can be made to go on from tokens that it is given
+            (`Request.forced`) instead of its own.
+        logits: `Emission.logits` is set; for forced requests at least.
+        logprobs: `Emission.logprobs` is set; for forced requests at least, where the
+            engine can be forced.
+        encode: The backend has ``encode(messages) -> list[int]``, which turns chat turns
+            into the ids that its engine would be given by default, or ``stop_set() ->
+            list[int]``, the ids that end an answer there, or both.
     """
 
     batch: bool = True
@@ -37,6 +47,11 @@ class Capabilities:
     stop: bool = True
     prefix_cache: bool = False
     prefill_chunk: int | None = None
+    casts: bool = True
+    teacher_forcing: bool = False
+    logits: bool = False
+    logprobs: bool = False
+    encode: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +65,10 @@ class Request:
         stop_ids: Ids that end the answer; the one that does is given too.
         alone: No other request will be in flight beside it. An engine with a path of its
             own for single requests takes that path; others ignore this.
+        forced: The answer to go on from, whatever the engine would have chosen: each
+            emission gives the next of these, and its logits are those from which the
+            engine itself would have chosen. As long as `max_tokens`. Only engines with
+            `Capabilities.teacher_forcing` get such requests.
     """
 
     id: str
@@ -57,6 +76,7 @@ class Request:
     max_tokens: int
     stop_ids: tuple[int, ...] = ()
     alone: bool = False
+    forced: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +86,18 @@ class Emission:
     Attributes:
         request_id: Which request.
         token: The id, a Python int.
-        logprobs: Log-probabilities by token id, where the engine shows them.
+        logprobs: Natural-log probabilities by token id as the engine itself reports them,
+            for any of the ids; None where it shows none.
+        logits: The raw logits that the token was chosen from, before any normalisation: an
+            array of any float dtype and shape ``[vocabulary]`` or ``[1, vocabulary]``; None
+            where the engine does not show them. It is read at once and not kept.
         finish: Set on the last emission of a request, and only there.
     """
 
     request_id: str
     token: int
     logprobs: Mapping[int, float] | None = None
+    logits: Any = None
     finish: Finish | None = None
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxcheck.backends.base import Capabilities, Emission, Request
+from mlxcheck.backends.mlx_lm_forcing import Forced
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,17 +39,25 @@ class MlxLmBackend:
         prefill_step_size: int = 2048,
     ) -> None:
         self.capabilities = Capabilities(
-            max_batch=completion_batch_size, prefill_chunk=prefill_step_size
+            max_batch=completion_batch_size,
+            prefill_chunk=prefill_step_size,
+            teacher_forcing=True,
+            logits=True,
+            logprobs=True,
+            encode=True,
         )
         self._sizes = {
             "completion_batch_size": completion_batch_size,
             "prefill_batch_size": prefill_batch_size,
             "prefill_step_size": prefill_step_size,
         }
+        self._ref: ModelRef | None = None
+        self._tokenizer: Any = None
         self._model: Any = None
         self._generator: Any = None
         self._stop_ids: tuple[int, ...] = ()
         self._names: dict[int, str] = {}
+        self._forced: dict[int, Forced] = {}
         self._alone: dict[str, _Solo] = {}
         self._width = 0
         self._chunks = 0
@@ -56,6 +66,7 @@ class MlxLmBackend:
         """Load the checkpoint with mlx-lm and build one ``BatchGenerator`` on it."""
         from mlx_lm.generate import BatchGenerator
 
+        self._ref = model
         self._model = self.load(model)
         self._stop_ids = model.stop_ids
         self._generator = BatchGenerator(
@@ -68,6 +79,32 @@ class MlxLmBackend:
 
         return load_model(model.path, trust_remote_code=model.trust_remote_code)
 
+    def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return what ``mlx_lm.server`` makes of a chat, with its default template options.
+
+        It passes no thinking option, and mlx-lm then turns thinking on where the tokenizer
+        knows think tokens.
+        """
+        turns = [dict(turn) for turn in messages]
+        ids = self.tokenizer().apply_chat_template(turns, add_generation_prompt=True)
+        return [int(token) for token in ids]
+
+    def stop_set(self) -> list[int]:
+        """Return the ids at which ``mlx_lm.server`` ends an answer."""
+        return sorted(int(token) for token in self.tokenizer().eos_token_ids)
+
+    def tokenizer(self) -> Any:
+        """Return the model's tokenizer, loaded at the first call as ``mlx_lm.load`` does."""
+        from mlx_lm.utils import load_config, load_tokenizer
+
+        if self._tokenizer is None:
+            assert self._ref is not None  # noqa: S101 - the backend is open
+            path = Path(self._ref.path)
+            extra = {"trust_remote_code": True} if self._ref.trust_remote_code else None
+            eos = load_config(path).get("eos_token_id")
+            self._tokenizer = load_tokenizer(path, extra, eos_token_ids=eos)
+        return self._tokenizer
+
     def submit(self, request: Request) -> None:
         """Queue a request in the generator, or keep it for a run of its own."""
         if request.alone:
@@ -75,12 +112,18 @@ class MlxLmBackend:
             self._alone[request.id] = _Solo(self._model, request, step)
             return
         options: dict[str, Any] = {}
+        forced = Forced(request.forced) if request.forced else None
+        if forced is not None:
+            options["samplers"] = [forced.sampler]
+            options["logits_processors"] = [[forced.processor]]
         if request.stop_ids != self._stop_ids:
             options.update(_stop_option(request.stop_ids))
         (uid,) = self._generator.insert(
             [list(request.tokens)], max_tokens=[request.max_tokens], **options
         )
         self._names[uid] = request.id
+        if forced is not None:
+            self._forced[uid] = forced
 
     def step(self) -> Sequence[Emission]:
         """Advance each lone request, then the batch, by one step."""
@@ -103,7 +146,7 @@ class MlxLmBackend:
         uids = [uid for uid, name in self._names.items() if name == request_id]
         for uid in uids:
             self._generator.remove([uid])
-            del self._names[uid]
+            self._forget(uid)
 
     def stats(self) -> Mapping[str, int]:
         """Return the rows of the latest decode step, and the prefill steps so far."""
@@ -113,17 +156,21 @@ class MlxLmBackend:
         """Close the generator, which restores the wired limit, and free the weights."""
         if self._generator is not None:
             self._generator.close()
-        self._generator = self._model = None
+        self._generator = self._model = self._tokenizer = None
         self._alone.clear()
         self._names.clear()
+        self._forced.clear()
+
+    def _forget(self, uid: int) -> None:
+        del self._names[uid]
+        self._forced.pop(uid, None)
 
     def _emission(self, response: Any) -> Emission:
-        name = self._names[response.uid]
+        name, token = self._names[response.uid], int(response.token)
+        shown = _shown(self._forced.get(response.uid), token, response.logprobs)
         if response.finish_reason is not None:
-            del self._names[response.uid]
-        return Emission(
-            request_id=name, token=int(response.token), finish=response.finish_reason
-        )
+            self._forget(response.uid)
+        return Emission(request_id=name, token=token, finish=response.finish_reason, **shown)
 
 
 class _Solo:
@@ -135,15 +182,22 @@ class _Solo:
 
         self._request = request
         self._given = 0
+        self._forced = Forced(request.forced) if request.forced else None
+        options: dict[str, Any] = {}
+        if self._forced is not None:
+            options["sampler"] = self._forced.sampler
+            options["logits_processors"] = [self._forced.processor]
         self._steps = generate_step(
             mx.array(request.tokens),
             model,
             max_tokens=request.max_tokens,
             prefill_step_size=prefill_step_size,
+            **options,
         )
 
     def step(self) -> Emission:
-        token = int(next(self._steps)[0])
+        said, logprobs = next(self._steps)
+        token = int(said)
         self._given += 1
         finish: Finish | None = None
         if token in self._request.stop_ids:
@@ -152,7 +206,18 @@ class _Solo:
             finish = "length"
         if finish:
             self._steps.close()
-        return Emission(request_id=self._request.id, token=token, finish=finish)
+        shown = _shown(self._forced, token, logprobs)
+        return Emission(request_id=self._request.id, token=token, finish=finish, **shown)
+
+
+def _shown(forced: Forced | None, token: int, logprobs: Any) -> dict[str, Any]:
+    """Return what an emission shows: of requests that are not forced, nothing.
+
+    Only the token's own log-probability is read: the whole row would cost a copy a step.
+    """
+    if forced is None:
+        return {}
+    return {"logits": forced.logits(), "logprobs": {token: float(logprobs[token])}}
 
 
 def _stop_option(stop_ids: tuple[int, ...]) -> dict[str, Any]:

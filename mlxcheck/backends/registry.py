@@ -24,6 +24,7 @@ __all__ = [
     "Factory",
     "command_name",
     "describe",
+    "is_function",
     "known",
     "require_findable",
     "resolve",
@@ -88,6 +89,12 @@ def require_findable(backend: object) -> None:
         if found is not None:
             return
     resolve(backend)  # it knows best how to say what is missing
+
+
+def is_function(backend: object) -> bool:
+    """Tell a plain function ``generate(prompts, max_tokens)``; a name is not looked up."""
+    other = isinstance(backend, str) or inspect.isclass(backend) or _has_methods(backend)
+    return not other and callable(backend) and _takes_prompts(backend)
 
 
 def targets() -> dict[str, str]:

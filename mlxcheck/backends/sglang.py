@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlxcheck.backends.base import Capabilities, Emission, Request
+from mlxcheck.backends.sglang_forcing import Forcing
 from mlxcheck.backends.sglang_pools import Footprint, Lease, Ledger, load_runner
 from mlxcheck.errors import BackendError
 
@@ -92,11 +93,15 @@ class SglangBackend:
             stop=False,
             prefix_cache=radix_cache,
             prefill_chunk=prefill_chunk,
+            teacher_forcing=True,
+            logits=True,
+            logprobs=True,
         )
         self._lazy = lazy
         self._slots = pool_size
         self._runner: Any = None
         self._ledger: Any = None
+        self._forcing: Any = None
         self._footprint: Footprint | None = None
         self._waiting: deque[_Live] = deque()
         self._partial: _Live | None = None  # its prompt is in the cache up to a chunk's end
@@ -128,6 +133,8 @@ class SglangBackend:
             radix_cache=self.capabilities.prefix_cache,
         )
         self._runner.init_cache_pools(req_to_token_pool=self._ledger.rows)
+        self._forcing = Forcing(self._runner)
+        self.capabilities = self._forcing.settle(self.capabilities)
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -143,6 +150,8 @@ class SglangBackend:
                 f"{self._slots}. Make it with {type(self).__name__}(pool_size={need}) or more."
             )
             raise BackendError(msg)
+        if request.forced is not None:
+            self._forcing.add(request.id, request.forced)
         self._waiting.append(_Live(request))
 
     def step(self) -> Sequence[Emission]:
@@ -167,6 +176,7 @@ class SglangBackend:
             self._end(live)
         elif request_id in self._live:
             self._end(self._live[request_id])
+        self._forcing.drop(request_id)  # it may have been waiting
         self._forget_ended()
 
     def stats(self) -> Mapping[str, int]:
@@ -180,7 +190,9 @@ class SglangBackend:
     def close(self) -> None:
         """Free runner, pools and weights, and put limits and environment back."""
         runner, self._runner, self._ledger, self._pending = self._runner, None, None, None
-        self._partial = None
+        if self._forcing is not None:
+            self._forcing.close()
+        self._forcing = self._partial = None
         self._waiting.clear()
         self._live.clear()
         if runner is not None:
@@ -317,7 +329,12 @@ class SglangBackend:
             live.tokens.append(token)
             full = len(live.tokens) - live.prompt_length >= live.request.max_tokens
             out.append(
-                Emission(request_id=request_id, token=token, finish="length" if full else None)
+                Emission(
+                    request_id=request_id,
+                    token=token,
+                    finish="length" if full else None,
+                    **self._forcing.take(request_id),
+                )
             )
             if full:
                 self._end(live)
@@ -333,6 +350,7 @@ class SglangBackend:
         if live.lease is not None:
             self._runner.release_request_row(req_id=live.request.id, owned_len=live.lease.owned)
             self._ledger.release(live.lease, live.tokens)
+        self._forcing.drop(live.request.id)
         self._ended.append(live.request.id)
 
     def _forget_ended(self) -> None:

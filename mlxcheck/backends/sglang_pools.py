@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 from mlxcheck.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["Footprint", "Lease", "Ledger", "load_runner"]
+__all__ = ["ENGINE", "Footprint", "Lease", "Ledger", "load_runner", "misfit"]
 
 _TRIED = "0.5.23"
-_ENGINE = "sglang.srt.hardware_backend.mlx.model_runner"
+ENGINE = "sglang.srt.hardware_backend.mlx.model_runner"
 _CACHE = "sglang.srt.mem_cache"
 _PREFILL = (
     "req_id",
@@ -40,25 +40,25 @@ _PREFILL = (
 _EXTEND = ("req_id", "new_token_ids", "new_slot_ids", "needs_logits")
 _CALLS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
-        _ENGINE,
+        ENGINE,
         "MlxModelRunner",
         ("model_path", "trust_remote_code", "disable_radix_cache", "pool_size"),
     ),
-    (_ENGINE, "MlxModelRunner.init_cache_pools", ("req_to_token_pool",)),
-    (_ENGINE, "MlxModelRunner.prefill", _PREFILL),
-    (_ENGINE, "MlxModelRunner.prefill_start", _PREFILL),
-    (_ENGINE, "MlxModelRunner.prefill_finalize", ("pending",)),
-    (_ENGINE, "MlxModelRunner.extend", _EXTEND),
-    (_ENGINE, "MlxModelRunner.extend_start", _EXTEND),
-    (_ENGINE, "MlxModelRunner.extend_finalize", ("pending",)),
-    (_ENGINE, "MlxModelRunner.decode_batch", ("req_ids",)),
-    (_ENGINE, "MlxModelRunner.decode_batch_start", ("req_ids",)),
-    (_ENGINE, "MlxModelRunner.decode_batch_start_chained", ("prev",)),
-    (_ENGINE, "MlxModelRunner.decode_batch_finalize", ("pending",)),
-    (_ENGINE, "MlxModelRunner.cache_state_arrays", ("caches",)),
-    (_ENGINE, "MlxModelRunner.release_request_row", ("req_id", "owned_len")),
-    (_ENGINE, "MlxModelRunner.remove_request", ("req_id",)),
-    (_ENGINE, "MlxModelRunner.clear", ()),
+    (ENGINE, "MlxModelRunner.init_cache_pools", ("req_to_token_pool",)),
+    (ENGINE, "MlxModelRunner.prefill", _PREFILL),
+    (ENGINE, "MlxModelRunner.prefill_start", _PREFILL),
+    (ENGINE, "MlxModelRunner.prefill_finalize", ("pending",)),
+    (ENGINE, "MlxModelRunner.extend", _EXTEND),
+    (ENGINE, "MlxModelRunner.extend_start", _EXTEND),
+    (ENGINE, "MlxModelRunner.extend_finalize", ("pending",)),
+    (ENGINE, "MlxModelRunner.decode_batch", ("req_ids",)),
+    (ENGINE, "MlxModelRunner.decode_batch_start", ("req_ids",)),
+    (ENGINE, "MlxModelRunner.decode_batch_start_chained", ("prev",)),
+    (ENGINE, "MlxModelRunner.decode_batch_finalize", ("pending",)),
+    (ENGINE, "MlxModelRunner.cache_state_arrays", ("caches",)),
+    (ENGINE, "MlxModelRunner.release_request_row", ("req_id", "owned_len")),
+    (ENGINE, "MlxModelRunner.remove_request", ("req_id",)),
+    (ENGINE, "MlxModelRunner.clear", ()),
     (
         f"{_CACHE}.memory_pool",
         "ReqToTokenPool",
@@ -286,8 +286,8 @@ def load_runner(backend: str) -> Any:
         # must not make an engine fault of that.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            runner = importlib.import_module(_ENGINE).MlxModelRunner
-            problem = _misfit()
+            runner = importlib.import_module(ENGINE).MlxModelRunner
+            problem = misfit(_CALLS)
     except Exception as error:
         text = str(error).rstrip(".")
         msg = (
@@ -305,9 +305,13 @@ def load_runner(backend: str) -> Any:
     return runner
 
 
-def _misfit() -> str:
-    """Say what of SGLang's is missing or called differently, or nothing."""
-    for module, path, given in _CALLS:
+def misfit(calls: Iterable[tuple[str, str, tuple[str, ...]]]) -> str:
+    """Say what of SGLang's is missing or called differently, or nothing.
+
+    Args:
+        calls: Modules, the callables in them, and the parameters that each is given.
+    """
+    for module, path, given in calls:
         try:
             target = operator.attrgetter(path)(importlib.import_module(module))
         except (ImportError, AttributeError):

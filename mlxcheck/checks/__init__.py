@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from mlxcheck.checks.base import Check, Effort
 from mlxcheck.checks.batch import Batch
+from mlxcheck.checks.logits import Logits
+from mlxcheck.checks.prompts import Prompts
 from mlxcheck.checks.stop import Stop
 from mlxcheck.checks.tokens import Tokens
 from mlxcheck.errors import UsageError
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ALL", "Check", "Effort", "named"]
 
-ALL: tuple[Check, ...] = (Tokens(), Stop(), Batch())
+ALL: tuple[Check, ...] = (Prompts(), Tokens(), Stop(), Batch(), Logits())
 """Every check, in the order in which they are run."""
 
 

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from mlxcheck.messages import Place
 from mlxcheck.records import Case, Comparison, Prompt, Trace
 
 if TYPE_CHECKING:
-    from mlxcheck.backends.base import Capabilities
+    from mlxcheck.backends.base import Backend, Capabilities
+    from mlxcheck.records import ModelRef
     from mlxcheck.session import Answers
 
-__all__ = ["Check", "Effort", "Expected", "PlaceOf", "judge_one", "single", "solo"]
+__all__ = [
+    "Check",
+    "Effort",
+    "EncodeReference",
+    "Expected",
+    "Inspects",
+    "PlaceFor",
+    "PlaceOf",
+    "judge_one",
+    "not_formed",
+    "single",
+    "solo",
+]
+
+_MIN_OVERLAP = 8
+"""Tokens that a second answer must have before rows that never met are held against the
+engine: a short answer may honestly be over before its neighbour has been prefilled."""
 
 Effort = Literal["quick", "standard", "thorough"]
 """Seconds on a small model; all that a pull request wants; all that a night allows."""
@@ -22,6 +39,12 @@ Expected = Mapping[str, Trace]
 
 PlaceOf = Callable[[int], Place]
 """The `Place` of a row of the case at hand."""
+
+PlaceFor = Callable[[Case], Place]
+"""The `Place` of row 0 of a case that is not driven."""
+
+EncodeReference = Callable[[Sequence[Mapping[str, str]]], tuple[int, ...]]
+"""The ids that mlx-lm makes of chat turns by default; raises `PromptError`."""
 
 
 class Check(Protocol):
@@ -43,6 +66,29 @@ class Check(Protocol):
         """Compare what a case brought with the reference."""
 
 
+@runtime_checkable
+class Inspects(Protocol):
+    """What a check is too that asks the backend itself, and not by driving cases."""
+
+    def inspect(
+        self,
+        prompts: Sequence[Prompt],
+        model: ModelRef,
+        backend: Backend,
+        encode_reference: EncodeReference,
+        place_for: PlaceFor,
+    ) -> tuple[Comparison, ...]:
+        """Ask, once, after the backend was opened and before a case is driven.
+
+        Args:
+            prompts: All of the run.
+            model: With the reference's stop set.
+            backend: Open. What it raises becomes an ERROR, and is not passed on.
+            encode_reference: What to hold its ids against.
+            place_for: Places of cases that are named here and never driven.
+        """
+
+
 def judge_one(
     compare: Callable[[Place, Trace, Trace], Comparison],
     case: Case,
@@ -55,6 +101,18 @@ def judge_one(
     if trace is None:
         return ()
     return (compare(place_of(0), trace, answers.traces[0]),)
+
+
+def not_formed(case: Case, expected: Expected, answers: Answers) -> str:
+    """Say so where rows never met in a decode step that could be expected to; else nothing."""
+    if len(case.prompts) == 1 or answers.width is None or answers.width > 1:
+        return ""
+    lengths = sorted(len(expected[p.id].tokens) for p in case.prompts if p.id in expected)
+    # While one is read, a chunk a step, another may have been answered.
+    least = _MIN_OVERLAP + (answers.chunks or 0)
+    if len(lengths) < len(case.prompts) or lengths[-2] < least:
+        return ""
+    return f"{len(case.prompts)} requests were submitted, but no decode step had two rows"
 
 
 def solo(prompt: Prompt) -> Case:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
-from mlxcheck.checks.base import Effort, Expected, PlaceOf, single
+from mlxcheck.checks.base import Effort, Expected, PlaceOf, not_formed, single
 from mlxcheck.compare import compare_end, compare_tokens, without_verdict
 from mlxcheck.records import Case, Comparison, Prompt, Trace, Verdict
 
@@ -23,15 +23,11 @@ if TYPE_CHECKING:
     from mlxcheck.messages import Place
     from mlxcheck.session import Answers
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "extremes", "groups"]
 
 _SIZES = (8, 5, 3, 2)
 
 _MOST_ROWS = 64  # a limit above this is not exceeded: one case would outweigh the run
-
-_MIN_OVERLAP = 8
-"""Tokens that a second answer must have before rows that never met are held against the
-engine: a short answer may honestly be over before its neighbour has been prefilled."""
 
 
 class Batch:
@@ -54,13 +50,8 @@ class Batch:
         """
         by_length = sorted(prompts, key=lambda prompt: (-len(prompt.tokens), prompt.id))
         cases = [*_single(by_length, effort)]
-        if effort == "thorough":
-            for size in _SIZES:
-                cases += _groups(by_length, (size,), seed, both=True)
-        else:
-            dealt = list(_groups(by_length, _SIZES, seed, both=effort != "quick"))
-            cases += dealt[: len(_SIZES)] if effort == "quick" else dealt
-        cases += _extremes(by_length)
+        cases += groups(by_length, effort, seed)
+        cases += extremes(by_length)
         cases += _equal_lengths(by_length)
         cases += _same(by_length)
         if effort != "quick":
@@ -72,8 +63,7 @@ class Batch:
     ) -> tuple[Comparison, ...]:
         """Compare each row, and each row of equal prompts with the first of them."""
         out: list[Comparison] = []
-        rows = len(case.prompts)
-        formed = _formed(case, expected, answers)
+        apart = not_formed(case, expected, answers)
         first: dict[str, int] = {}
         for row, (prompt, actual) in enumerate(zip(case.prompts, answers.traces, strict=True)):
             twin = first.setdefault(prompt.id, row)
@@ -82,9 +72,8 @@ class Batch:
                 continue
             place = place_of(row)
             found = _judge_row(place, trace, actual)
-            if found.verdict is Verdict.EXACT and not formed:
-                why = f"{rows} requests were submitted, but no decode step had two rows"
-                found = without_verdict(place, why)
+            if apart and found.verdict in {Verdict.EXACT, Verdict.TIE}:
+                found = without_verdict(place, apart)
             if twin != row:
                 found = _with_twin(found, twin, answers.traces[twin], actual)
             out.append(found)
@@ -94,18 +83,11 @@ class Batch:
 def _judge_row(place: Place, expected: Trace, actual: Trace) -> Comparison:
     found = compare_tokens(place, expected, actual)
     # In company an engine may also forget a row's stop set, or stop it with a neighbour.
-    if found.verdict is Verdict.EXACT and len(actual.tokens) > len(expected.tokens):
+    agrees = found.verdict in {Verdict.EXACT, Verdict.TIE}
+    if agrees and len(actual.tokens) > len(expected.tokens):
         ended = compare_end(place, expected, actual)
         return replace(ended, steps=found.steps) if ended.verdict is Verdict.WRONG else found
     return found
-
-
-def _formed(case: Case, expected: Expected, answers: Answers) -> bool:
-    """Tell whether the rows met in a decode step, or could not be expected to."""
-    if len(case.prompts) == 1 or answers.width is None or answers.width > 1:
-        return True
-    lengths = sorted(len(expected[p.id].tokens) for p in case.prompts if p.id in expected)
-    return len(lengths) < len(case.prompts) or lengths[-2] < _MIN_OVERLAP
 
 
 def _with_twin(found: Comparison, twin: int, one: Trace, other: Trace) -> Comparison:
@@ -120,6 +102,23 @@ def _with_twin(found: Comparison, twin: int, one: Trace, other: Trace) -> Compar
 def _single(by_length: Sequence[Prompt], effort: Effort) -> Iterator[Case]:
     every = max(1, len(by_length) // 2) if effort == "quick" else 1
     yield from (single(prompt) for prompt in by_length[::every])
+
+
+def groups(by_length: Sequence[Prompt], effort: Effort, seed: int) -> Iterator[Case]:
+    """Return groups of every size.
+
+    Args:
+        by_length: The prompts, longest first.
+        effort: Quick: one group of each size. Standard: each prompt in one group. Thorough:
+            each prompt in a group of every size.
+        seed: Deals them.
+    """
+    if effort == "thorough":
+        for size in _SIZES:
+            yield from _groups(by_length, (size,), seed, both=True)
+        return
+    dealt = _groups(by_length, _SIZES, seed, both=effort != "quick")
+    yield from islice(dealt, len(_SIZES)) if effort == "quick" else dealt
 
 
 def _groups(
@@ -165,7 +164,7 @@ def _drawn(key: str) -> float:
     return random.Random(key).random()  # noqa: S311 - no secret
 
 
-def _extremes(by_length: Sequence[Prompt]) -> Iterator[Case]:
+def extremes(by_length: Sequence[Prompt]) -> Iterator[Case]:
     """The shortest beside the longest: the most padding that these prompts can make."""
     long, short = by_length[0], by_length[-1]
     if len(short.tokens) < len(long.tokens):

@@ -1,8 +1,9 @@
 """The working half of the pytest plugin, imported only under ``--mlx-reference``.
 
 In the order of a run: `options` settles what was asked for, `nodes` makes the items,
-`references` records the references in one load a model, `tally` counts what was compared
-and writes the report, `user` is the fixture's value, `hooks` ties them to pytest.
+`references` records the references in one load a model and pass, `generated` opens their
+candidates, `tally` counts what was compared and writes the report, `user` is the fixture's
+value, `hooks` ties them to pytest.
 """
 
 from __future__ import annotations
@@ -22,8 +23,13 @@ def enter(config: pytest.Config) -> None:
         UsageError: pytest's own, one paragraph: a bad value, or pytest-xdist.
     """
     from mlxcheck.plugin import DOORWAY
+    from mlxcheck.precision import turn_tf32_off
     from mlxcheck.pytest_doorway.hooks import Doorway
     from mlxcheck.pytest_doorway.options import refuse_workers, wishes
 
     refuse_workers(config)
-    config.pluginmanager.register(Doorway(config, wishes(config)), DOORWAY)
+    wanted = wishes(config)
+    if "float32" in wanted.settings.policy.precision:
+        # Before any test module computes something: MLX reads it once.
+        turn_tf32_off()
+    config.pluginmanager.register(Doorway(config, wanted), DOORWAY)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mlxcheck.checks import Check
-    from mlxcheck.recording import Recorded, Settings
+    from mlxcheck.recording import Recorded
+    from mlxcheck.settings import Settings
 
 __all__ = ["open_candidate", "require_known"]
 

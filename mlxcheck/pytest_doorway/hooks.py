@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import os
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,15 +14,13 @@ from mlxcheck import watchdog
 from mlxcheck.errors import MlxCheckError, ReportError
 from mlxcheck.messages import counted
 from mlxcheck.plugin import MARKER
-from mlxcheck.pytest_doorway.candidates import open_candidate, require_known
-from mlxcheck.pytest_doorway.nodes import Backend, Comparison, Root
+from mlxcheck.pytest_doorway.generated import Generated
+from mlxcheck.pytest_doorway.nodes import Comparison, Root
 from mlxcheck.pytest_doorway.outcomes import Failed, Refusal, failure_text
 from mlxcheck.pytest_doorway.references import References
 from mlxcheck.pytest_doorway.tally import Asking, Tally
 from mlxcheck.pytest_doorway.user import MlxReference, declared_want
-from mlxcheck.recording import Want
-from mlxcheck.records import Verdict
-from mlxcheck.run import Drive
+from mlxcheck.records import FAILING, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Doorway"]
 
 _SAVED_EVERY_S = 2.0
-_FAILING = (Verdict.WRONG, Verdict.ERROR)
 
 
 class Doorway:
@@ -57,10 +54,9 @@ class Doorway:
         self.root = config.rootpath
         self.references = References(wishes.settings)
         self.tally = Tally()
-        self.asking = Asking("", "", "", "")
+        self.asking = Asking("", "", "native", "", "")
+        self._generated = Generated(wishes, self.references, self.tally, self.last_words)
         self._config = config
-        self._backends: list[Backend] = []
-        self._wanted: dict[str, set[str]] = {}
         self._unsure: dict[str, list[str]] = {}
         self._known: list[str] = []
         self._missing = set(wishes.chosen)
@@ -105,21 +101,17 @@ class Doorway:
         __tracebackhide__ = True
         self._save_so_far()
         backend = item.parent
-        self.asking = Asking(backend.source, backend.name, item.check.name, item.prompt_id)
-        drive = self._candidate(item.parent)
-        if isinstance(drive, Refusal):
-            item.parent.owed.discard(item.nodeid)
-            self._miss(drive)
-        found = drive.about(item.check, item.prompt_id)
-        item.parent.owed.discard(item.nodeid)
-        failures = [each for each in found if each.verdict in _FAILING]
+        names = backend.source, backend.engine, backend.precision
+        self.asking = Asking(*names, item.check.name, item.prompt_id)
+        drive = self._generated.candidate(backend)
+        found = drive if isinstance(drive, Refusal) else self._generated.found(drive, item)
+        backend.owed.discard(item.nodeid)
+        if isinstance(found, Refusal):
+            self.tally.missed[found.reason] += 1
+            found.end_item(require=self.wishes.require)
+        failures = [each for each in found if each.verdict in FAILING]
         if failures:
             raise Failed(failure_text(failures))
-        if not found and item.check.name in drive.not_asked:
-            why = f"{item.check.name} not asked: {drive.not_asked[item.check.name]}"
-            self._miss(Refusal(why, why, skips=True))
-        if not found:
-            self._leave_out(item)
         self._require_verdicts(found)
 
     def last_words(self, text: str) -> None:
@@ -132,7 +124,8 @@ class Doorway:
         with contextlib.suppress(MlxCheckError):
             if self.wishes.report is not None:
                 self.tally.save(self.wishes.report)
-        self._shout("\n".join(self.tally.lines(owed=self._owed(), verbose=True)))
+        self._shout("\n".join(self.tally.lines(owed=self._generated.owed, verbose=True)))
+        self.references.close()  # nobody else will remove the float32 copies
 
     # -- hooks, in the order in which pytest calls them ---------------------------------------
 
@@ -142,9 +135,11 @@ class Doorway:
         if not wishes.models:
             return "mlxcheck: no model is given (--mlx-model, MLXCHECK_MODEL, ini: mlx_model)"
         checks = ", ".join(check.name for check in wishes.checks)
+        policy = wishes.settings.policy
         return (
             f"mlxcheck: {', '.join(wishes.models)}; backends {', '.join(wishes.backends)}; "
-            f"checks {checks}; {counted(len(wishes.questions), 'prompt')}"
+            f"checks {checks}; {counted(len(wishes.questions), 'prompt')}; precision "
+            f"{', '.join(policy.precision)}; mode {policy.mode}"
         )
 
     @pytest.hookimpl(wrapper=True)
@@ -189,9 +184,8 @@ class Doorway:
         """Plan the references that the selected items and tests need."""
         for item in session.items:
             if isinstance(item, Comparison):
-                self._expect(item)
-        for backend in self._backends:
-            self.references.plan(backend.source, self._want(backend.source))
+                self._generated.expect(item)
+        self._generated.plan()
         for item in session.items:
             if not isinstance(item, Comparison):
                 with contextlib.suppress(MlxCheckError):  # the test itself will say it
@@ -234,6 +228,7 @@ class Doorway:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the report, and fail a session that had to compare and did not."""
+        self.references.close()
         if self._config.option.collectonly:
             return
         if self.wishes.report is not None:
@@ -243,6 +238,8 @@ class Doorway:
                 self._fail(session, str(error))
         if self.wishes.require and not self.tally.compared() and not self.tally.traced:
             self._fail(session, "nothing was compared, and --mlx-require was given.")
+        elif self.wishes.require and self.tally.doubts():
+            self._fail(session, "a control did not hold, and --mlx-require was given.")
 
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter, exitstatus: int
@@ -251,78 +248,25 @@ class Doorway:
         if self._config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
             return
         verbose = self._config.get_verbosity() > 0
-        for line in self.tally.lines(owed=self._owed(), verbose=verbose):
+        for line in self.tally.lines(owed=self._generated.owed, verbose=verbose):
             terminalreporter.write_line(line)
 
     def pytest_unconfigure(self) -> None:
-        """Let go of the standard error."""
+        """Let go of the float32 copies, where no session came to its end, and of stderr."""
+        self.references.close()
         watchdog.stderr = 2
         os.close(self._stderr)
 
     # -- the rest -----------------------------------------------------------------------------
 
-    def _expect(self, item: Comparison) -> None:
-        backend = item.parent
-        if not backend.owed:
-            self._backends.append(backend)
-        backend.owed.add(item.nodeid)
-        if item.check not in backend.checks:
-            backend.checks.append(item.check)
-        self._wanted.setdefault(backend.source, set()).add(item.prompt_id)
-
-    def _want(self, source: str) -> Want:
-        return Want(
-            questions=self.wishes.asked,
-            max_tokens=self.wishes.settings.max_tokens,
-            wanted=self._wanted[source].__contains__,
-        )
-
-    def _candidate(self, backend: Backend) -> Drive | Refusal:
-        """Return a backend's candidate, opened by the first item that asks."""
-        if backend.drive is None:
-            backend.drive = self._open(backend)
-            if isinstance(backend.drive, Drive):
-                self.tally.add(backend.drive, lambda: not backend.owed)
-            else:
-                names = (check.name for check in backend.checks)
-                reason = backend.drive.reason
-                self.tally.refuse(backend.source, backend.name, names, reason)
-        return backend.drive
-
-    def _open(self, backend: Backend) -> Drive | Refusal:
-        try:
-            require_known(backend.name)
-        except MlxCheckError as error:
-            return Refusal.of(error)
-        recorded = self.references.recorded(backend.source, self._want(backend.source))
-        if isinstance(recorded, Refusal):
-            return recorded
-        backend.prompt_ids = frozenset(prompt.id for prompt in recorded.prompts)
-        settings = self.wishes.settings
-        return open_candidate(recorded, backend.name, backend.checks, settings, self.last_words)
-
     def _save_so_far(self) -> None:
         """Have a partial report on disk: a process may end with no time for last words."""
         now = time.monotonic()
         if self.wishes.report is not None and now > self._saved + _SAVED_EVERY_S:
-            self._saved = now
             with contextlib.suppress(MlxCheckError):  # the end of the session will say so
                 self.tally.save(self.wishes.report)
-
-    def _miss(self, refusal: Refusal) -> NoReturn:
-        __tracebackhide__ = True
-        self.tally.missed[refusal.reason] += 1
-        refusal.end_item(require=self.wishes.require)
-
-    def _leave_out(self, item: Comparison) -> NoReturn:
-        """Skip what was never meant to be compared, also under ``--mlx-require``."""
-        __tracebackhide__ = True
-        why = "the prompt is longer than this model's positions allow"
-        if item.prompt_id in item.parent.prompt_ids:
-            effort = self.wishes.settings.effort
-            why = f"effort {effort} asks the {item.check.name} check of other prompts only"
-        self.tally.missed[why] += 1
-        pytest.skip(why)
+            # Large reports take long to write: no more than a tenth of the time is spent on it.
+            self._saved = time.monotonic() + 10 * (time.monotonic() - now)
 
     def _require_verdicts(self, found: tuple[Found, ...]) -> None:
         """Skip, or fail where a verdict is required, for want of one."""
@@ -332,9 +276,6 @@ class Doorway:
             raise Failed(failure_text(unsure))
         if len(unsure) == len(found):
             pytest.skip(unsure[0].message.partition("\n")[0])
-
-    def _owed(self) -> int:
-        return sum(len(backend.owed) for backend in self._backends)
 
     def _fail(self, session: pytest.Session, why: str) -> None:
         self.tally.notes.append(why)

@@ -1,8 +1,8 @@
-"""The generated tree: models, backends, and one item a check and prompt.
+"""The generated tree: models, backends in each pass, and one item a check and prompt.
 
-The items of one model and backend have one parent, and pytest tears a parent down when the
-next item has another: so the candidate is opened by its first item and closed after its
-last, also on ``-x``, on errors and on Ctrl-C.
+The items of one model, backend and pass have one parent, and pytest tears a parent down when
+the next item has another: so the candidate is opened by its first item and closed after its
+last, also on ``-x``, on errors and on Ctrl-C, and two copies of a model are never loaded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mlxcheck.checks.base import Inspects
+from mlxcheck.passes import COUNTED
 from mlxcheck.pytest_doorway.outcomes import Failed, Refusal
+from mlxcheck.pytest_doorway.references import foreseen
+from mlxcheck.records import ALL_PROMPTS, STOP_SET
 
 if TYPE_CHECKING:
     import os
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 
     from mlxcheck.checks import Check
     from mlxcheck.pytest_doorway.hooks import Doorway
+    from mlxcheck.pytest_doorway.options import Wishes
+    from mlxcheck.records import Precision
     from mlxcheck.run import Drive
 
 __all__ = ["Backend", "Comparison", "Model", "Root"]
@@ -51,44 +57,57 @@ class Model(pytest.Collector):
     source: str
 
     def collect(self) -> Iterator[Backend]:
-        """Make a node a backend."""
-        for name in self.doorway.wishes.backends:
-            backend: Backend = Backend.from_parent(self, name=name)
-            backend.doorway, backend.source = self.doorway, self.source
-            backend.drive, backend.owed, backend.checks = None, set(), []
-            backend.prompt_ids = frozenset()
-            yield backend
+        """Make a node a backend, or where the model has several passes a backend and pass."""
+        passes = foreseen(self.source, self.doorway.wishes.settings.policy)
+        for engine in self.doorway.wishes.backends:
+            for precision in passes:
+                name = engine if len(passes) == 1 else f"{engine}-{precision}"
+                backend: Backend = Backend.from_parent(self, name=name)
+                backend.doorway, backend.source = self.doorway, self.source
+                backend.engine, backend.precision = engine, precision
+                backend.drive, backend.ran, backend.checks = None, None, []
+                backend.owed, backend.asked = set(), {}
+                backend.prompt_ids = frozenset()
+                yield backend
 
 
 class Backend(pytest.Collector):
-    """One backend on one model: what is opened once.
+    """One backend on one model in one pass: what is opened once.
 
     Attributes:
+        engine: The backend's own name.
+        precision: The pass.
         drive: The open candidate, from its first item to its last; or why there is none.
+        ran: Whether it was compared in this pass; None as long as nobody knows.
         owed: The node ids of selected items that have not run yet.
         checks: Those of the selected items.
+        asked: The prompts of the selected items by check.
         prompt_ids: Of the prompts that fit the model, once they are known.
     """
 
     doorway: Doorway
     source: str
+    engine: str
+    precision: Precision
     drive: Drive | Refusal | None
+    ran: bool | None
     owed: set[str]
     checks: list[Check]
+    asked: dict[str, list[str]]
     prompt_ids: frozenset[str]
 
     def collect(self) -> Iterator[Comparison]:
-        """Make an item for each check and prompt."""
+        """Make an item for each check and prompt, and for what is about all of them."""
         for check in self.doorway.wishes.checks:
-            for question in self.doorway.wishes.questions:
-                name = f"{check.name}[{question.id}]"
+            for prompt_id in _subjects(check, self.doorway.wishes):
+                name = f"{check.name}[{prompt_id}]"
                 # As text, so that pytest reads the brackets as it will in its cache (--lf).
                 nodeid = f"{self.nodeid}::{name}"
                 item: Comparison = Comparison.from_parent(self, name=name, nodeid=nodeid)
-                item.check, item.prompt_id = check, question.id
+                item.check, item.prompt_id = check, prompt_id
                 item.add_marker("mlx_reference")
-                words = (self.parent.name if self.parent else "", self.name)
-                item.extra_keyword_matches.update((*words, check.name, question.id))
+                words = (self.parent.name if self.parent else "", self.name, self.precision)
+                item.extra_keyword_matches.update((*words, check.name, prompt_id))
                 if self.doorway.chose(item.nodeid):
                     yield item
 
@@ -127,3 +146,14 @@ class Comparison(pytest.Item):
         """Say where the item is: nowhere in a file, so what it compares."""
         model = self.parent.parent.name if self.parent.parent else ""
         return self.path / "mlxcheck", None, f"{model} {self.parent.name} {self.name}"
+
+
+def _subjects(check: Check, wishes: Wishes) -> Iterator[str]:
+    """Name what a check has comparisons of, as `Comparison.prompt_id` does."""
+    if isinstance(check, Inspects):
+        yield from (each.id for each in wishes.questions if each.messages is not None)
+        yield STOP_SET
+        return
+    yield from (each.id for each in wishes.questions)
+    if check.name in COUNTED and wishes.settings.policy.mode == "calibrated":
+        yield ALL_PROMPTS

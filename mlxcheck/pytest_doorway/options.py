@@ -14,14 +14,15 @@ from mlxcheck import checks as all_checks
 from mlxcheck import report as reports
 from mlxcheck.errors import MlxCheckError
 from mlxcheck.plugin import OPTIONS, Option
-from mlxcheck.policy import Policy
+from mlxcheck.policy import MODES, PRECISIONS, Policy
 from mlxcheck.prompts import Question, packaged, read_file
-from mlxcheck.recording import Settings
+from mlxcheck.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mlxcheck.checks import Check
+    from mlxcheck.records import Precision
 
 __all__ = ["Wishes", "names_of", "refuse_workers", "wishes"]
 
@@ -219,17 +220,40 @@ def _settings(given: Mapping[str, _Given], prompts: Path | None) -> Settings:
         "prompts_from": None if prompts is None else str(prompts),
     }
     return Settings(
-        policy=_policy(given["watchdog"].seconds()),
+        policy=_policy(given),
         trust_remote_code=given["trust-remote-code"].truth(),
         **{name: value for name, value in said.items() if value is not None},  # type: ignore[arg-type]
     )
 
 
-def _policy(watchdog: float | None) -> Policy:
-    if watchdog is None:
-        return Policy()
-    # Who waits one second for an answer does not want to wait ten for its end.
-    return Policy(watchdog_s=watchdog, grace_s=min(watchdog, Policy().grace_s))
+def _policy(given: Mapping[str, _Given]) -> Policy:
+    default, watchdog = Policy(), given["watchdog"].seconds()
+    mode = given["mode"].word() or default.mode
+    if mode not in MODES:
+        msg = f"{given['mode'].origin}={mode!r}: expected {' or '.join(MODES)}."
+        raise pytest.UsageError(msg)
+    chunk = given["prefill-chunk"].number()
+    if chunk is not None and chunk < 1:
+        msg = f"{given['prefill-chunk'].origin}='{chunk}': expected at least 1 token."
+        raise pytest.UsageError(msg)
+    return Policy(
+        precision=_precision(given["precision"]) or default.precision,
+        mode=mode,
+        prefill_chunk=chunk or default.prefill_chunk,
+        watchdog_s=watchdog or default.watchdog_s,
+        # Who waits one second for an answer does not want to wait ten for its end.
+        grace_s=min(watchdog or default.grace_s, default.grace_s),
+    )
+
+
+def _precision(given: _Given) -> tuple[Precision, ...]:
+    """Take the names of passes apart at commas, which none of them holds, wherever given."""
+    names = [name.strip() for word in given.words() for name in word.split(",")]
+    for name in names:
+        if name not in PRECISIONS:
+            msg = f"{given.origin}={name!r}: expected {' or '.join(PRECISIONS)}."
+            raise pytest.UsageError(msg)
+    return tuple(name for name in PRECISIONS if name in names)
 
 
 def _arguments(config: pytest.Config) -> tuple[tuple[str, ...], bool]:

@@ -36,12 +36,14 @@ class Refusal:
         reason: What summaries say: the text, or the traceback's last line.
         skips: Whether the state of this machine is to blame and the test may skip.
         kind: Raised for users' own tests.
+        excused: It skips under ``--mlx-require`` too: something else speaks for the engine.
     """
 
     text: str
     reason: str
     skips: bool = False
     kind: type[MlxCheckError] = MlxCheckError
+    excused: bool = False
 
     @classmethod
     def of(cls, error: Exception) -> Refusal:
@@ -54,7 +56,7 @@ class Refusal:
 
     def end_item(self, *, require: bool) -> NoReturn:
         """Skip or fail a generated item."""
-        if self.skips and not require:
+        if self.skips and (self.excused or not require):
             pytest.skip(self.text)
         raise Failed(self.text)
 

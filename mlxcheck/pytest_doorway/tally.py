@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from mlxcheck import reference
 from mlxcheck import report as reports
 from mlxcheck.messages import counted
-from mlxcheck.records import Comparison, Verdict
-from mlxcheck.report import Report
+from mlxcheck.passes import missed as pass_missed
+from mlxcheck.records import Comparison, Precision, Verdict
+from mlxcheck.report import Report, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from mlxcheck.passes import PassSummary
     from mlxcheck.run import Drive
 
-__all__ = ["Asking", "Tally"]
+__all__ = ["Asking", "Pair", "Tally"]
 
 _NO_VERDICT = "no verdict: "
 _CUT_SHORT = "the run was cut short"
@@ -29,8 +31,46 @@ class Asking(NamedTuple):
 
     source: str
     backend: str
+    precision: Precision
     check: str
     prompt_id: str
+
+
+@dataclass(slots=True)
+class Pair:
+    """What is compared of one model and backend, in every pass.
+
+    Attributes:
+        source: The model.
+        backend: The backend's name.
+        complete: Tells at the end whether its findings are all.
+        drives: One a pass that could be driven.
+        missed: The passes that could not, with the reason.
+        refused: Check and reason, for what was not asked in some pass.
+    """
+
+    source: str
+    backend: str
+    complete: Callable[[], bool]
+    drives: list[Drive] = field(default_factory=list)
+    missed: list[PassSummary] = field(default_factory=list)
+    refused: dict[tuple[str, str], None] = field(default_factory=dict)
+
+    def refuse(self, precision: Precision, checks: Iterable[str], reason: str) -> None:
+        """Keep that a pass was not compared at all."""
+        self.missed.append(pass_missed(precision, reason))
+        self.refused |= {(check, reason): None for check in checks}
+
+    def report(self) -> Report | None:
+        """Return what was found, in one report; None where there is nothing to tell yet."""
+        if self.drives:
+            complete = self.complete()
+            found = [drive.report(complete=complete) for drive in self.drives]
+            return merged(found, self.missed)
+        if not self.missed:
+            return None
+        # Nothing was asked in any pass: the reasons stand with the checks that wanted it.
+        return replace(_blank(self.source, self.backend), not_asked=tuple(self.refused))
 
 
 @dataclass(slots=True)
@@ -46,18 +86,13 @@ class Tally:
     missed: Counter[str] = field(default_factory=Counter)
     traced: int = 0
     notes: list[str] = field(default_factory=list)
-    _drives: list[tuple[Drive, Callable[[], bool]]] = field(default_factory=list)
-    _refused: list[Report] = field(default_factory=list)
-    _hung: tuple[str, str, Comparison] | None = None
+    _pairs: list[Pair] = field(default_factory=list)
+    _hung: tuple[Pair | None, Asking, Comparison] | None = None
 
-    def add(self, drive: Drive, complete: Callable[[], bool]) -> None:
-        """Keep a candidate's findings; ask *complete* at the end whether they are all."""
-        self._drives.append((drive, complete))
-
-    def refuse(self, source: str, backend: str, checks: Iterable[str], reason: str) -> None:
-        """Keep, for the report, that a backend was not compared on a model at all."""
-        not_asked = tuple((check, reason) for check in checks)
-        self._refused.append(replace(_blank(source, backend), not_asked=not_asked))
+    def pair(self, source: str, backend: str, complete: Callable[[], bool]) -> Pair:
+        """Begin what is compared of a model and backend."""
+        self._pairs.append(Pair(source, backend, complete))
+        return self._pairs[-1]
 
     def hang(self, asking: Asking, text: str) -> None:
         """Count what was asked when a candidate hung for good as an ERROR."""
@@ -66,25 +101,40 @@ class Tally:
             check=asking.check,
             prompt_id=asking.prompt_id,
             verdict=Verdict.ERROR,
+            precision=asking.precision,
             message=message,
         )
-        self._hung = (asking.source, asking.backend, found)
+        same = (asking.source, asking.backend)
+        mine = [pair for pair in self._pairs if (pair.source, pair.backend) == same]
+        self._hung = (mine[-1] if mine else None, asking, found)
 
     def reports(self) -> tuple[Report, ...]:
         """Return a report for each model and backend that was to be compared."""
-        found = [drive.report(complete=complete()) for drive, complete in self._drives]
-        if self._hung is not None:
-            source, backend, error = self._hung
-            last = found[-1] if found else None
-            if last is None or last.complete or (last.model, last.backend) != (source, backend):
-                last = _blank(source, backend, complete=False)  # it hung in open()
-                found.append(last)
-            found[-1] = replace(last, comparisons=(*last.comparisons, error))
-        return (*found, *self._refused)
+        found = []
+        hung, asking, error = self._hung or (None, None, None)
+        for pair in self._pairs:
+            report = pair.report()
+            if pair is hung and error is not None:
+                report = _with_error(report or _blank(pair.source, pair.backend), error)
+            found += [report] if report is not None else []
+        if asking is not None and error is not None and hung is None:
+            found.append(_with_error(_blank(asking.source, asking.backend), error))
+        return tuple(found)
 
     def compared(self) -> int:
         """Return how many comparisons have a verdict."""
         return sum(_compared(report) for report in self.reports())
+
+    def doubts(self) -> list[str]:
+        """Return a sentence for each control that did not hold: verdicts there mean little."""
+        return [
+            f"{report.backend} on {report.model}, {each.precision} pass: control failed: "
+            f"{control.name}: {control.text}"
+            for report in self.reports()
+            for each in (report.passes if report.steps else ())
+            for control in each.controls
+            if not control.passed
+        ]
 
     def save(self, path: Path) -> None:
         """Write every report to one file.
@@ -99,7 +149,7 @@ class Tally:
 
         Args:
             owed: Items that were to run and did not.
-            verbose: Give each report's own line as well.
+            verbose: Give each report's own line as well, and what each pass could have seen.
         """
         found = self.reports()
         missed = self.missed + Counter(
@@ -113,31 +163,47 @@ class Tally:
         lines = [self._head(found, partial=bool(owed)) + _why(missed)]
         if len(missed) > 1:
             lines += [f"  {count:,} x {reason}" for reason, count in missed.most_common()]
-        lines += [f"  {report.summary()}" for report in found if verbose and report.comparisons]
+        for report in found if verbose else ():
+            if report.comparisons:
+                lines += [f"  {report.summary()}", *_limits(report.passes)]
+        lines += [f"mlxcheck: {doubt}" for doubt in self.doubts()]
         return lines + [f"mlxcheck: {note}" for note in self.notes]
 
     def _head(self, found: tuple[Report, ...], *, partial: bool) -> str:
         partial = partial or not all(report.complete for report in found)
         compared = counted(sum(map(_compared, found)), "comparison")
         steps = counted(sum(report.steps for report in found), "step")
+        ties = sum(report.counts.get(Verdict.TIE, 0) for report in found)
         failed = sum(len(report.failures) for report in found)
         text = f"mlxcheck: {f'partial, {_CUT_SHORT}: ' if partial else ''}"
         text += f"{compared}, {steps} compared"
+        text += f", {ties:,} TIE" if ties else ""
         text += f", {failed:,} failed" if failed else ""
         if self.traced:
             text += f", {counted(self.traced, 'expected answer')} handed to tests"
         return text
 
 
-def _blank(source: str, backend: str, *, complete: bool = True) -> Report:
+def _blank(source: str, backend: str) -> Report:
     return Report(
         model=source,
         model_type="",
         reference=reference.version(),
         backend=backend,
         comparisons=(),
-        complete=complete,
     )
+
+
+def _with_error(report: Report, error: Comparison) -> Report:
+    return replace(report, comparisons=(*report.comparisons, error), complete=False)
+
+
+def _limits(passes: Sequence[PassSummary]) -> list[str]:
+    return [
+        f"    {each.precision} pass, limit of detection: {'; '.join(each.limit)}"
+        for each in passes
+        if each.limit
+    ]
 
 
 def _compared(report: Report) -> int:

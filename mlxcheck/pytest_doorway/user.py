@@ -9,26 +9,30 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlxcheck import checks as all_checks
 from mlxcheck.backends import registry
-from mlxcheck.errors import ReferenceMismatch, UsageError
+from mlxcheck.errors import NotEnoughMemory, ReferenceMismatch, UsageError
+from mlxcheck.passes import missed as pass_missed
 from mlxcheck.plugin import MARKER
+from mlxcheck.precisions import cannot_cast
 from mlxcheck.prompts import as_questions
 from mlxcheck.pytest_doorway.candidates import open_candidate, require_known
 from mlxcheck.pytest_doorway.outcomes import Refusal
 from mlxcheck.pytest_doorway.tally import Asking
-from mlxcheck.recording import Want
+from mlxcheck.recording import Recorded, Want
+from mlxcheck.report import merged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import pytest
 
-    from mlxcheck.checks import Effort
+    from mlxcheck.checks import Check, Effort
+    from mlxcheck.passes import PassSummary
     from mlxcheck.policy import Policy
     from mlxcheck.pytest_doorway.hooks import Doorway
-    from mlxcheck.recording import Recorded, Settings
-    from mlxcheck.records import Trace
+    from mlxcheck.records import Precision, Trace
     from mlxcheck.report import Report
     from mlxcheck.run import Drive
+    from mlxcheck.settings import Settings
 
 __all__ = ["MlxReference", "declared_want", "marker_keywords"]
 
@@ -62,6 +66,7 @@ class MlxReference:
         max_tokens: int | None = None,
         checks: Iterable[str] | None = None,
         effort: Effort | None = None,
+        precision: Precision | Sequence[Precision] | None = None,
         policy: Policy | None = None,
     ) -> Report:
         """Compare an engine with the reference, as `mlxcheck.check` does.
@@ -73,10 +78,12 @@ class MlxReference:
             max_tokens: The most tokens of each answer.
             checks: Names of checks.
             effort: ``"quick"``, ``"standard"`` or ``"thorough"``.
+            precision: The passes: ``"float32"``, ``"native"`` or both; before the policy's.
             policy: What counts as equal, and how long to wait.
 
         Returns:
-            The report. Under ``--mlx-require`` the test fails if it is inconclusive.
+            One report of all passes. Under ``--mlx-require`` the test fails if it is
+            inconclusive.
 
         Raises:
             UsageError: No model, several to choose from, or a bad argument.
@@ -84,15 +91,11 @@ class MlxReference:
         __tracebackhide__ = True
         asked = self._doorway.wishes.checks if checks is None else all_checks.named(checks)
         candidate = self._backend(backend)
-        settings = self._settings(prompts, max_tokens, effort, policy)
-        recorded = self._recorded(model, prompts, max_tokens)
-        self._doorway.asking = Asking(
-            recorded.model.source, registry.describe(candidate), "tests", self._item.name
-        )
-        drive = open_candidate(recorded, candidate, asked, settings, self._doorway.last_words)
-        if isinstance(drive, Refusal):
-            self._refuse(drive)
-        return self._run(drive)
+        settings = self._settings(prompts, max_tokens, effort, self._policy(precision, policy))
+        source = self._source(model)
+        want = self._want(prompts, max_tokens)
+        recorded, missed = self._record(source, want, candidate, settings.policy)
+        return self._run(recorded, missed, candidate, asked, settings)
 
     def assert_equal(  # noqa: PLR0913 - the same arguments as check()
         self,
@@ -103,6 +106,7 @@ class MlxReference:
         max_tokens: int | None = None,
         checks: Iterable[str] | None = None,
         effort: Effort | None = None,
+        precision: Precision | Sequence[Precision] | None = None,
         policy: Policy | None = None,
     ) -> Report:
         """Do what `check` does, and raise unless every comparison agrees.
@@ -118,6 +122,7 @@ class MlxReference:
             max_tokens=max_tokens,
             checks=checks,
             effort=effort,
+            precision=precision,
             policy=policy,
         )
         if report.outcome != "pass":
@@ -143,36 +148,99 @@ class MlxReference:
             ``scores``.
         """
         __tracebackhide__ = True
-        recorded = self._recorded(model, prompts, max_tokens)
+        source, want = self._source(model), self._want(prompts, max_tokens)
+        policy = self._policy(None, None)
+        names = self._doorway.references.passes(source, policy)
+        if isinstance(names, Refusal):
+            self._refuse(names)
+        name: Precision = "native" if "native" in names else "float32"
+        recorded = self._doorway.references.recorded(source, name, want, policy)
+        if isinstance(recorded, Refusal):
+            self._refuse(recorded)
         traces = tuple(recorded.traces[prompt.id] for prompt in recorded.prompts)
         self._doorway.tally.traced += len(traces)
         return traces
 
-    def _run(self, drive: Drive) -> Report:
-        """Drive an open candidate to the end, and close it."""
-        done: list[bool] = []
-        self._doorway.tally.add(drive, lambda: bool(done))
-        with contextlib.ExitStack() as stack:
-            stack.push(drive)
-            drive.run()
-            done.append(True)
-        report = drive.report()
+    def _record(
+        self, source: str, want: Want, candidate: object, policy: Policy
+    ) -> tuple[list[Recorded], list[PassSummary]]:
+        """Record each pass, before the candidate is opened in any.
+
+        A pass that cannot be made is left out and told, as long as there is another.
+        """
+        __tracebackhide__ = True
+        references = self._doorway.references
+        names = references.passes(source, policy)
+        if isinstance(names, Refusal):
+            self._refuse(names)
+        recorded: list[Recorded] = []
+        left_out: list[PassSummary] = []
+        first: Refusal | None = None
+        for name in names:
+            why = cannot_cast(candidate) if references.is_cast(source, name) else ""
+            if why and len(names) > 1:
+                left_out.append(pass_missed(name, why))
+                continue
+            found = references.recorded(source, name, want, policy)
+            if isinstance(found, Recorded):
+                recorded.append(found)
+            elif found.kind is NotEnoughMemory:
+                left_out.append(pass_missed(name, found.text))
+                first = first or found
+            else:
+                self._refuse(found)
+        if not recorded and first is not None:
+            self._refuse(first)
+        backed = any(each.precision == "float32" for each in recorded)
+        return [replace(each, backed=backed) for each in recorded], left_out
+
+    def _run(
+        self,
+        recorded: Sequence[Recorded],
+        missed: Sequence[PassSummary],
+        candidate: object,
+        asked: Sequence[Check],
+        settings: Settings,
+    ) -> Report:
+        """Drive a candidate to the end in one pass after another."""
+        __tracebackhide__ = True
+        doorway = self._doorway
+        done: list[Drive] = []
+        source, name = recorded[0].model.source, registry.describe(candidate)
+        pair = doorway.tally.pair(source, name, lambda: len(done) == len(recorded))
+        pair.missed += missed
+        for each in recorded:
+            doorway.asking = Asking(source, name, each.precision, "tests", self._item.name)
+            drive = open_candidate(each, candidate, asked, settings, doorway.last_words)
+            if isinstance(drive, Refusal):
+                self._refuse(drive)
+            pair.drives.append(drive)
+            with contextlib.ExitStack() as stack:
+                stack.push(drive)
+                drive.run()
+            done.append(drive)
+        report = merged([drive.report() for drive in pair.drives], pair.missed)
         if report.outcome == "inconclusive":
-            self._doorway.unsure(self._item, report)
+            doorway.unsure(self._item, report)
         return report
 
-    def _recorded(
-        self, model: str | Path | None, prompts: Iterable[object] | None, max_tokens: int | None
-    ) -> Recorded:
-        __tracebackhide__ = True
-        source = _source(self._doorway, self._declared if model is None else {"model": model})
+    def _source(self, model: str | Path | None) -> str:
+        declared = self._declared if model is None else {"model": model}
+        return _source(self._doorway, declared)
+
+    def _want(self, prompts: Iterable[object] | None, max_tokens: int | None) -> Want:
         call = {"prompts": prompts, "max_tokens": max_tokens}
         said = {name: value for name, value in call.items() if value is not None}
-        want = _want(self._doorway, {**self._declared, **said})
-        found = self._doorway.references.recorded(source, want)
-        if isinstance(found, Refusal):
-            self._refuse(found)
-        return found
+        return _want(self._doorway, {**self._declared, **said})
+
+    def _policy(
+        self, precision: Precision | Sequence[Precision] | None, policy: Policy | None
+    ) -> Policy:
+        call = {"precision": precision, "policy": policy}
+        said = {name: value for name, value in call.items() if value is not None}
+        # A policy in the call knows its own passes: the marker's are not put over them.
+        declared = self._declared if policy is None else {}
+        return _policy(self._doorway, {**declared, **said})
 
     def _backend(self, backend: object) -> object:
         if backend is None:
@@ -193,7 +261,7 @@ class MlxReference:
         prompts: object,
         max_tokens: int | None,
         effort: Effort | None,
-        policy: Policy | None,
+        policy: Policy,
     ) -> Settings:
         settings = self._doorway.wishes.settings
         own = prompts is not None or "prompts" in self._declared
@@ -202,7 +270,7 @@ class MlxReference:
             settings,
             max_tokens=max_tokens or declared or settings.max_tokens,
             effort=effort or settings.effort,
-            policy=policy or settings.policy,
+            policy=policy,
             prompts_from="" if own else settings.prompts_from,
         )
 
@@ -220,8 +288,8 @@ def marker_keywords(item: pytest.Item) -> dict[str, Any]:
     return keywords
 
 
-def declared_want(doorway: Doorway, item: pytest.Item) -> tuple[str, Want] | None:
-    """Return the model and prompts that a test's marker declares, where it does.
+def declared_want(doorway: Doorway, item: pytest.Item) -> tuple[str, Want, Policy] | None:
+    """Return the model, prompts and policy that a test's marker declares, where it does.
 
     Raises:
         UsageError: The test will say so itself.
@@ -229,7 +297,13 @@ def declared_want(doorway: Doorway, item: pytest.Item) -> tuple[str, Want] | Non
     keywords = marker_keywords(item)
     if "prompts" not in keywords:
         return None
-    return _source(doorway, keywords), _want(doorway, keywords)
+    return _source(doorway, keywords), _want(doorway, keywords), _policy(doorway, keywords)
+
+
+def _policy(doorway: Doorway, keywords: dict[str, Any]) -> Policy:
+    policy: Policy = keywords.get("policy") or doorway.wishes.settings.policy
+    precision = keywords.get("precision")
+    return policy if precision is None else replace(policy, precision=precision)
 
 
 def _want(doorway: Doorway, keywords: dict[str, Any]) -> Want:

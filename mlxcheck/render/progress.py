@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from mlxcheck.messages import counted
-from mlxcheck.recording import Observer
+from mlxcheck.phases import Observer
 
 if TYPE_CHECKING:
     from rich.progress import Progress

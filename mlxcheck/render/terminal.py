@@ -29,7 +29,7 @@ __all__ = ["console_on", "show", "show_partial"]
 _EXPLAINED = 5  # groups of findings told in full, for each report
 _NAMED = 6  # prompts named of those that share a finding
 _PIPE_WIDTH = 120
-_NARROW = 100  # columns below which the longest headers take two lines
+_NARROW = 120  # columns below which long headers take two lines, and empty verdicts none
 _BROKEN = {
     "comparisons": "compari-\nsons",
     "steps compared": "steps\ncompared",
@@ -39,20 +39,23 @@ _NUMBER = re.compile(r"\d+")
 
 _STYLES = {
     Verdict.EXACT: "green",
+    Verdict.TIE: "green",
+    Verdict.DRIFT: "bold red",
     Verdict.WRONG: "bold red",
     Verdict.ERROR: "bold red",
     Verdict.INCONCLUSIVE: "yellow",
 }
 _WORDS: Mapping[Outcome, tuple[str, str]] = {
-    "pass": ("bold green", "pass: every token that was compared is mlx-lm's"),
+    "pass": ("bold green", "pass: every token that was compared is mlx-lm's, or a tie"),
     "fail": ("bold red", "fail: the candidate does not say what mlx-lm says"),
     "inconclusive": ("bold yellow", "inconclusive: nothing failed, but not all was decided"),
 }
+_ORDER = (Verdict.WRONG, Verdict.DRIFT, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.TIE)
 _CONTROL = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
 }
 
-_HALVES = {"reference": ("load", "reference"), "candidate": ("open", "candidate")}
+_HALVES = {"reference": ("load", "reference", "noise"), "candidate": ("open", "candidate")}
 
 _Group = tuple[Comparison, ...]
 
@@ -81,6 +84,10 @@ def show(reports: Sequence[Report], console: Console) -> None:
     for report in reports:
         _show_findings(report, console)
     console.print()
+    for report in reports:
+        for each in report.passes:
+            lines = "\n".join(each.lines())
+            _say(console, f"{_title(report)}: {lines}", "dim")
     for report in reports:
         if report.phases:
             _say(console, f"memory {_title(report)}: {_memory(report)}", "dim")
@@ -126,21 +133,25 @@ def _with_short_names(reports: Iterable[Report]) -> list[Report]:
 def _table(reports: Iterable[Report], *, narrow: bool) -> Table:
     gap = 0 if narrow else 1  # beside the one blank that the box has between columns
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0))
-    for name in ("model", "backend", "check"):
-        table.add_column(name, overflow="fold")
-    for name in ("comparisons", "steps compared", *Verdict):
+    reports = list(reports)
+    seen = [verdict for verdict in Verdict if any(r.counts.get(verdict) for r in reports)]
+    verdicts = seen if narrow else list(Verdict)
+    for name in ("model", "backend", "pass", "check"):
+        table.add_column(name, overflow="fold", no_wrap=name in {"pass", "check"})
+    for name in ("comparisons", "steps compared", *verdicts):
         header = _BROKEN.get(name, name) if narrow else name
         table.add_column(str(header), justify="right", no_wrap=True)
     for report in reports:
-        for check, part in _by_check(report).items():
+        for (precision, check), part in _by_check(report).items():
             counts = part.counts
             table.add_row(
                 Text(_clean(report.model)),
                 Text(_clean(report.backend.rpartition(":")[2])),
+                precision,
                 Text(_clean(check)),
                 f"{len(part.comparisons):,}",
                 f"{part.steps:,}",
-                *(_count(verdict, counts.get(verdict, 0)) for verdict in Verdict),
+                *(_count(verdict, counts.get(verdict, 0)) for verdict in verdicts),
             )
     return table
 
@@ -149,16 +160,23 @@ def _count(verdict: Verdict, number: int) -> Text:
     return Text(f"{number:,}", style=_STYLES.get(verdict, "") if number else "dim")
 
 
-def _by_check(report: Report) -> dict[str, Report]:
-    """Split a report into one a check; those that were not asked have nothing in them."""
-    names = dict.fromkeys(found.check for found in report.comparisons)
-    names |= dict.fromkeys(check for check, _ in report.not_asked)
+def _by_check(report: Report) -> dict[tuple[str, str], Report]:
+    """Split a report by pass and check; those that were not asked have nothing in them."""
+    names: dict[tuple[str, str], None] = dict.fromkeys(
+        (found.precision, found.check) for found in report.comparisons
+    )
+    asked = {check for _, check in names}
+    names |= {("-", check): None for check, _ in report.not_asked if check not in asked}
     return {
-        name: replace(
+        (precision, check): replace(
             report,
-            comparisons=tuple(found for found in report.comparisons if found.check == name),
+            comparisons=tuple(
+                found
+                for found in report.comparisons
+                if (found.precision, found.check) == (precision, check)
+            ),
         )
-        for name in names or ("-",)
+        for precision, check in names or [("-", "-")]
     }
 
 
@@ -192,10 +210,9 @@ def _grouped(report: Report) -> list[_Group]:
     """Put comparisons that say the same of other prompts together, failures first."""
     groups: dict[tuple[str, ...], list[Comparison]] = {}
     for found in report.comparisons:
-        if found.verdict is not Verdict.EXACT:
+        if found.message:
             groups.setdefault(_kind(found), []).append(found)
-    failing = set(report.failures)
-    ordered = sorted(groups.values(), key=lambda group: group[0] not in failing)
+    ordered = sorted(groups.values(), key=lambda group: _ORDER.index(group[0].verdict))
     return [tuple(group) for group in ordered]
 
 
@@ -205,7 +222,7 @@ def _kind(found: Comparison) -> tuple[str, ...]:
     # One exception, seen by each check that looks at the case, is still one exception.
     check = "" if found.verdict is Verdict.ERROR else found.check
     head = head.removeprefix(f", check {found.check}: ")
-    return check, found.verdict, _NUMBER.sub("#", head)
+    return found.precision, check, found.verdict, _NUMBER.sub("#", head)
 
 
 def _others(group: Sequence[Comparison]) -> str:

@@ -1,7 +1,9 @@
 """What the harness costs: ``mlxcheck run`` against a bare script that makes the same calls.
 
 Both are whole processes, run in turn, so that a machine whose speed drifts slows both.
-Start-up is measured the same way and taken off each; the ratios are pair by pair.
+Start-up is measured the same way and taken off each; the ratios are pair by pair. The run is
+in strict mode with the checks that only drive: what calibration adds is measured apart, by
+`calibration.py`.
 
     python tests/bench/overhead.py [--rounds 5] [MODEL]
 """
@@ -22,6 +24,7 @@ from mlxcheck.backends.mlx_lm import MlxLmBackend
 
 ROOT = Path(__file__).parents[2]
 MAX_TOKENS = 64
+CHECKS = ("tokens", "stop", "batch")
 LIMIT_RATIO = 1.10
 LIMIT_START_S = 0.3
 BARE_IMPORT = "import mlx_lm"
@@ -38,7 +41,7 @@ def plan(model: str) -> dict[str, object]:
     can = MlxLmBackend().capabilities
     cases = {
         case.id: {"alone": case.alone, "prompts": [prompt.id for prompt in case.prompts]}
-        for check in checks.ALL
+        for check in checks.named(CHECKS)
         for case in check.plan(asked, can, "standard", 0)
     }
     return {
@@ -65,6 +68,7 @@ def measure(model: str, rounds: int) -> tuple[list[float], list[float]]:
         file.write_text(json.dumps(plan(model)), encoding="utf-8")
         bare = [python, str(ROOT / "tests/bench/bare.py"), model, str(file)]
         full = [python, "-m", "mlxcheck", "run", model, "--json", str(Path(folder) / "r.json")]
+        full += ["--mode", "strict", *(word for name in CHECKS for word in ("--check", name))]
         for number in range(rounds + 1):
             start_bare = timed([python, "-c", BARE_IMPORT])
             start_full = timed([python, "-c", RUN_IMPORTS])

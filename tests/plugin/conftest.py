@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.plugin.support import ALONE, MODELS, Folder
+from tests.plugin.support import ALONE, FAULTS, MODELS, Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,13 @@ def model() -> str:
 def folder(tmp_path: Path) -> Folder:
     """Return a folder with a user's engines and prompts."""
     return Folder(tmp_path)
+
+
+@pytest.fixture
+def faulty(folder: Folder) -> Folder:
+    """Return a folder with engines that have small faults."""
+    folder.write("faults.py", FAULTS)
+    return folder
 
 
 @pytest.fixture

@@ -18,9 +18,23 @@ if TYPE_CHECKING:
 
     from mlxcheck.report import Report
 
-__all__ = ["ALONE", "ENGINES", "MODELS", "PROMPTS", "Folder", "Result"]
+__all__ = [
+    "ALONE",
+    "ENGINES",
+    "FAULTS",
+    "HALF",
+    "MODELS",
+    "PROMPTS",
+    "WHOLE",
+    "Folder",
+    "Result",
+]
 
 MODELS = Path(__file__).resolve().parents[2] / "fixtures" / "models"
+
+HALF = f"--mlx-model={MODELS / 'qwen3-8bit'}"
+WHOLE = f"--mlx-model={MODELS / 'qwen3-float32'}"
+"""Models of two passes and of one, as options."""
 
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "mlxcheck.plugin"}
 """Leave other plugins out: some cost more than all of a small run."""
@@ -58,7 +72,8 @@ class Good(MlxLmBackend):
     name = "good"
 
     def open(self, model):
-        log("open", type(self).__name__, model.name)
+        copy = ["float32"] if "mlxcheck-float32-" in model.path else []
+        log("open", type(self).__name__, model.name, *copy)
         super().open(model)
 
     def close(self):
@@ -148,6 +163,40 @@ def constant(prompts, max_tokens):
     return [[5] * max_tokens for _ in prompts]
 '''
 
+FAULTS = """
+from dataclasses import replace
+
+from engines import Good, constant
+from fixtures.faults.small import scaled_attention
+
+Drifting = scaled_attention(1.001)
+
+
+class Holds(Good):
+    \"\"\"Holds its own weights.\"\"\"
+
+    def __init__(self):
+        super().__init__()
+        self.capabilities = replace(self.capabilities, casts=False)
+
+
+class Silent(Good):
+    \"\"\"Says what ends an answer, and not what it makes of a chat.\"\"\"
+
+    encode = None
+
+
+class Mute(Good):
+    def submit(self, request):
+        raise RuntimeError("it answers nothing")
+
+
+class Broken(Good):
+    def open(self, model):
+        raise RuntimeError("it does not start")
+"""
+"""Written beside them as ``faults.py``: engines with small faults, or that lack something."""
+
 _LOADS = """
 import os
 
@@ -163,7 +212,8 @@ def load_model(path, **options):
 
     caller = sys._getframe(1).f_globals["__name__"]
     if caller == "mlxcheck.reference":
-        log("reference", path.rsplit("/", 1)[-1])
+        name = path.rsplit("/", 1)[-1]
+        log("reference", "float32 copy" if "mlxcheck-float32-" in name else name)
     model = real(path, **options)
     if path.endswith(os.environ.get("LEAK", "nothing")):
         KEPT.append(model)
@@ -202,10 +252,17 @@ class Result:
 
 
 class Folder:
-    """A folder with a user's engines, prompts and tests."""
+    """A folder with a user's engines, prompts and tests.
+
+    Attributes:
+        path: Where.
+        temporary: What its runs take for temporary files.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.temporary = path / "temporary"
+        self.temporary.mkdir()
         self.write("engines.py", ENGINES)
         self.write("conftest.py", _LOADS)
         self.write("prompts.json", json.dumps(PROMPTS))
@@ -215,15 +272,25 @@ class Folder:
         """Put a file into the folder."""
         (self.path / name).write_text(text, encoding="utf-8")
 
+    def copies(self) -> list[str]:
+        """Return the float32 copies that runs have left."""
+        return [path.name for path in self.temporary.glob("mlxcheck-float32-*")]
+
     def run(self, *options: str, env: Mapping[str, str] | None = None) -> Result:
         """Run ``pytest --mlx-reference -v`` on small prompts, in a process of its own."""
         report = self.path / "report.json"
         command = [sys.executable, "-m", "pytest", "--mlx-reference", "-v"]
         command += ["--mlx-prompts=prompts.json", "--mlx-max-tokens=6", "--mlx-effort=quick"]
         command += ["--mlx-report=report.json", *options]
-        # The outer pytest's own variables would change what the inner one shows.
-        clean = {key: value for key, value in os.environ.items() if "PYTEST" not in key}
-        clean |= ALONE
+        # The outer run's own variables would change what the inner one shows, or computes.
+        outer = ("PYTEST", "MLX_ENABLE_TF32", "MLXCHECK")
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if not any(word in key for word in outer)
+        }
+        # What was measured in another run, or left in the folder for copies, is not theirs.
+        clean |= {**ALONE, "MLXCHECK_CACHE": "", "TMPDIR": str(self.temporary)}
         done = subprocess.run(
             command,
             cwd=self.path,

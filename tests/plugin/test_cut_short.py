@@ -22,7 +22,7 @@ def test_first_failure(folder: Folder, model: str) -> None:
 
     assert result.log[-1] == "close Swap"
     assert result.summary().startswith("mlxcheck: partial, the run was cut short: 1 comparison")
-    assert "; 2 did not happen: the run was cut short" in result.summary()
+    assert "; 3 did not happen: the run was cut short" in result.summary()
     assert result.reports is not None
     assert [(found.complete, found.outcome) for found in result.reports] == [(False, "fail")]
 

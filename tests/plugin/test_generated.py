@@ -12,11 +12,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 IDS = [str(prompt["id"]) for prompt in PROMPTS]
+PAIR = ("-float32", "-native")
+
+
+PASSES = {"qwen3-float32": ("",), "qwen3-8bit": PAIR, "lost": PAIR}
 
 
 def each(model: str, backend: str, *checks: str) -> list[str]:
     """Return the ids of a pair's items, in the order in which they run."""
-    return [f"{model}::{backend}::{check}[{prompt}]" for check in checks for prompt in IDS]
+    return [
+        f"{model}::{backend}{name}::{check}[{prompt}]"
+        for name in PASSES[model]
+        for check in checks
+        for prompt in [*IDS, "all-prompts"]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +48,27 @@ def test_an_honest_engine_passes(story: Result, model: str) -> None:
 
 
 def test_references_are_all_made_before_the_first_candidate(story: Result) -> None:
-    """Each model's reference is loaded once, and all before any engine, which may patch."""
-    assert story.log[:2] == ("reference qwen3-float32", "reference qwen3-8bit")
-    assert sum(line.startswith("reference") for line in story.log) == 2
+    """Each is loaded once in each pass, and all before any engine, which may patch."""
+    assert story.log[:3] == (
+        "reference qwen3-float32",
+        "reference float32 copy",
+        "reference qwen3-8bit",
+    )
+    assert sum(line.startswith("reference") for line in story.log) == 3
 
 
 def test_a_candidate_is_opened_once_and_closed_before_the_next(story: Result) -> None:
-    """Opens and closes alternate: one copy of a model at a time, one open a pair."""
+    """Opens and closes alternate: one copy of a model at a time, one open a pair and pass."""
     expected = []
-    for model in ("qwen3-float32", "qwen3-8bit"):
+    for model, copies in (("qwen3-float32", [""]), ("qwen3-8bit", [" float32", ""])):
         for name in ("Good", "Swap", "Single"):
-            expected += [f"open {name} {model}", f"close {name}"]
-        expected += ["close Absent", f"open Jammed {model}", "close Jammed"]
+            for copy in copies:
+                expected += [f"open {name} {model}{copy}", f"close {name}"]
+        expected += ["close Absent" for _ in copies]
+        for copy in copies:
+            expected += [f"open Jammed {model}{copy}", "close Jammed"]
 
-    assert list(story.log[2:]) == expected
+    assert list(story.log[3:]) == expected
 
 
 def test_a_wrong_token_fails_with_the_message_alone(story: Result) -> None:
@@ -110,8 +126,9 @@ def test_an_engine_that_cannot_be_closed_is_an_error(story: Result) -> None:
     """Its comparisons stand, and the last item's teardown fails with what was raised."""
     assert set(each("qwen3-8bit", "engines:Jammed", "tokens")) <= set(story.outcome("PASSED"))
     assert story.outcome("ERROR") == [
-        "qwen3-float32::engines:Jammed::batch[ids]",
-        "qwen3-8bit::engines:Jammed::batch[ids]",
+        "qwen3-float32::engines:Jammed::batch[all-prompts]",
+        "qwen3-8bit::engines:Jammed-float32::batch[all-prompts]",
+        "qwen3-8bit::engines:Jammed-native::batch[all-prompts]",
     ]
     assert (
         "engines:Jammed failed in close(): close() raised RuntimeError: the door" in story.out
@@ -127,11 +144,11 @@ def test_the_summary_counts_what_happened_and_what_did_not(story: Result) -> Non
     head, *reasons = story.summary().splitlines()
 
     assert head == (
-        f"mlxcheck: {compared} comparisons, {steps} steps compared, {failed} failed; "
-        "84 did not happen:"
+        f"mlxcheck: {compared:,} comparisons, {steps:,} steps compared, {failed:,} failed; "
+        "196 did not happen:"
     )
-    assert "  6 x batch not asked: the backend takes one request at a time" in reasons
-    assert any(line.startswith("  36 x ./no/where/lost: ") for line in reasons)
+    assert "  12 x batch not asked: the backend takes one request at a time" in reasons
+    assert any(line.startswith("  96 x ./no/where/lost: ") for line in reasons)
 
 
 def test_the_report_holds_every_pair(story: Result) -> None:
@@ -173,5 +190,5 @@ def test_shuffled_items_are_put_together_again(
 
     opens = [line for line in result.log if line.startswith("open")]
     assert sorted(opens) == ["open Good qwen3-float32", "open Single qwen3-float32"]
-    assert len(result.outcome("PASSED")) == 6
+    assert len(result.outcome("PASSED")) == 8
     assert result.outcome("PASSED") != sorted(result.outcome("PASSED"))

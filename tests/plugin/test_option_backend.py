@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     Listed = Callable[..., list[str]]
 
 
+@pytest.fixture(autouse=True)
+def _one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the shortest names; `test_passes` is about several passes."""
+    monkeypatch.setenv("MLXCHECK_PRECISION", "native")
+
+
 def test_every_backend_has_its_items(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commas part names in the environment, so that paths may hold spaces."""
     monkeypatch.setenv("MLXCHECK_BACKEND", "mlx-lm, my.engine:Fast")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.plugin.support import ALONE
+from tests.plugin.support import ALONE, MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 ONE = "mlxcheck::one::mlx-lm::"
 
 
+@pytest.fixture(autouse=True)
+def _one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the shortest names; `test_passes` is about several passes."""
+    monkeypatch.setenv("MLXCHECK_PRECISION", "native")
+
+
 def test_one_item_a_model_check_and_prompt(listed: Listed) -> None:
     """Ids name model, backend, check and prompt, in the order in which they run."""
     ids = listed("--mlx-model=a/one", "--mlx-model=two", "--mlx-check=tokens")
 
     assert ids[0] == "mlxcheck::one::mlx-lm::tokens[sum-2-2]"
-    assert ids[-1] == "mlxcheck::two::mlx-lm::tokens[len-33]"
-    assert len(ids) == 2 * 33
+    assert ids[-1] == "mlxcheck::two::mlx-lm::tokens[all-prompts]"
+    assert len(ids) == 2 * (33 + 1)
 
 
 def test_models_of_the_same_name_are_told_apart(listed: Listed) -> None:
@@ -53,7 +59,7 @@ def test_the_tree_has_sensible_parents(pytester: pytest.Pytester) -> None:
 
     result.stdout.fnmatch_lines(
         [
-            "collected 99 items / 98 deselected / 1 selected",
+            "collected 160 items / 159 deselected / 1 selected",
             "<Root mlxcheck>",
             "  <Model one>",
             "    <Backend mlx-lm>",
@@ -65,15 +71,16 @@ def test_the_tree_has_sensible_parents(pytester: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("options", "count"),
     [
-        (["-k", "capital-france"], 3),
-        (["-k", "capital-france and not batch"], 2),
-        (["-k", "mlx-lm and stop"], 33),
-        (["-m", "mlx_reference"], 99),
+        (["-k", "capital-france"], 5),
+        (["-k", "capital-france and not batch"], 4),
+        (["-k", "mlx-lm and stop"], 34),
+        (["-k", "all-prompts"], 3),
+        (["-m", "mlx_reference"], 160),
         (["-m", "not mlx_reference"], 0),
-        (["--deselect", "mlxcheck::one::mlx-lm::tokens"], 66),
-        (["--deselect", "mlxcheck::one::mlx-lm::tokens[sum-2-2]"], 98),
+        (["--deselect", "mlxcheck::one::mlx-lm::tokens"], 126),
+        (["--deselect", "mlxcheck::one::mlx-lm::tokens[sum-2-2]"], 159),
         (["mlxcheck::one::mlx-lm::stop"], 33),
-        (["mlxcheck::one::mlx-lm::stop[sum-2-2]", "mlxcheck::one::mlx-lm::tokens"], 34),
+        (["mlxcheck::one::mlx-lm::stop[sum-2-2]", "mlxcheck::one::mlx-lm::tokens"], 35),
         (["../mlxcheck::one::mlx-lm::stop[sum-2-2]"], 1),
     ],
 )
@@ -127,13 +134,14 @@ def test_naming_a_file_wants_that_file_alone(listed: Listed, pytester: pytest.Py
 
     assert listed("--mlx-model=one", "test_mine.py") == ["test_mine.py::test_mine"]
     assert listed("--mlx-model=one", "test_mine.py::test_mine") == ["test_mine.py::test_mine"]
-    assert len(listed("--mlx-model=one", ".")) == 100
+    assert len(listed("--mlx-model=one", ".")) == 161
 
 
 def test_collecting_imports_no_engine(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names and prompt ids are known without mlx, mlx_lm or a tokenizer."""
+    """Names, passes and prompt ids are known without mlx, mlx_lm or a tokenizer."""
+    monkeypatch.delenv("MLXCHECK_PRECISION")
     for name in ALONE:  # the plugin's own entry point is put to use here
         monkeypatch.delenv(name)
     pytester.makeconftest(
@@ -147,7 +155,7 @@ def test_collecting_imports_no_engine(
     )
 
     result = pytester.runpytest_subprocess(
-        "--mlx-reference", "--mlx-model=one", "--co", "-q", "-s"
+        "--mlx-reference", f"--mlx-model={MODELS / 'qwen3-8bit'}", "--co", "-q", "-s"
     )
 
-    result.stdout.fnmatch_lines(["*99 tests collected*", "HEAVY [[][]]"])
+    result.stdout.fnmatch_lines(["*320 tests collected*", "HEAVY [[][]]"])

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
     Listed = Callable[..., list[str]]
 
 ENTRIES = [{"id": "mine", "user": "Hello"}, {"id": "raw-ids", "tokens": [1, 2, 3]}]
+
+
+@pytest.fixture(autouse=True)
+def _one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the shortest names; `test_passes` is about several passes."""
+    monkeypatch.setenv("MLXCHECK_PRECISION", "native")
 
 
 def test_ids_come_from_the_file(listed: Listed, pytester: pytest.Pytester) -> None:
@@ -24,6 +30,7 @@ def test_ids_come_from_the_file(listed: Listed, pytester: pytest.Pytester) -> No
     assert ids == [
         "mlxcheck::one::mlx-lm::tokens[mine]",
         "mlxcheck::one::mlx-lm::tokens[raw-ids]",
+        "mlxcheck::one::mlx-lm::tokens[all-prompts]",
     ]
 
 
@@ -41,4 +48,5 @@ def test_a_path_in_the_ini_file_reads_from_there(
     assert [nodeid.rpartition("::")[2] for nodeid in ids] == [
         "tokens[mine]",
         "tokens[raw-ids]",
+        "tokens[all-prompts]",
     ]

@@ -13,6 +13,11 @@ import pytest
         ("--mlx-max-tokens=0", "max_tokens=0: expected a whole number above 0."),
         ("--mlx-max-tokens=ten", "--mlx-max-tokens='ten': expected a whole number."),
         ("--mlx-seed=x", "--mlx-seed='x': expected a whole number."),
+        ("--mlx-precision=half", "--mlx-precision='half': expected float32 or native."),
+        ("--mlx-precision=native,", "--mlx-precision='': expected float32 or native."),
+        ("--mlx-mode=loose", "--mlx-mode='loose': expected calibrated or strict."),
+        ("--mlx-prefill-chunk=0", "--mlx-prefill-chunk='0': expected at least 1 token."),
+        ("--mlx-prefill-chunk=x", "--mlx-prefill-chunk='x': expected a whole number."),
         ("--mlx-watchdog=0", "--mlx-watchdog='0': expected a number of seconds above 0."),
         ("--mlx-watchdog=nan", "--mlx-watchdog='nan': expected a number of seconds above 0."),
         ("--mlx-prompts=no.json", "*no.json: the prompt file cannot be read: No such file*"),
@@ -50,6 +55,7 @@ def test_a_bad_prompt_file_is_a_usage_error(pytester: pytest.Pytester) -> None:
     ("variable", "value", "says"),
     [
         ("MLXCHECK_MAX_TOKENS", "many", "MLXCHECK_MAX_TOKENS='many': expected a whole number."),
+        ("MLXCHECK_PRECISION", "x", "MLXCHECK_PRECISION='x': expected float32 or native."),
         ("MLXCHECK_REQUIRE", "maybe", "MLXCHECK_REQUIRE='maybe': expected 1 or 0."),
     ],
 )
@@ -95,3 +101,4 @@ def test_every_option_is_in_the_help(pytester: pytest.Pytester) -> None:
     assert "--mlx-max-tokens=N" in text
     assert "[ini: mlx_max_tokens, environment: MLXCHECK_MAX_TOKENS]" in text
     assert "MLXCHECK_REFERENCE" not in text
+    assert "[ini: mlx_prefill_chunk, environment: MLXCHECK_PREFILL_CHUNK]" in text

@@ -22,7 +22,8 @@ declared = pytest.mark.mlx_reference(prompts=["What is 2+2?", [7, 8, 9]], max_to
 def test_equal(mlx_reference):
     report = mlx_reference.assert_equal(engines.Good)
     assert report.outcome == "pass"
-    assert {{found.prompt_id for found in report.comparisons}} == {{"p0-what-is-2-2", "p1"}}
+    about = {{found.prompt_id for found in report.comparisons}}
+    assert about == {{"p0-what-is-2-2", "p1", "stop-set"}}
     assert report.settings["max_tokens"] == 5
 
 
@@ -51,6 +52,7 @@ class TestClass:
     def test_marks_add_up(self, mlx_reference):
         report = mlx_reference.assert_equal(checks=["tokens"])
         assert report.model == OTHER
+        assert [each.precision for each in report.passes] == ["float32", "native"]
         assert report.backend == "engines:Good"
         assert report.settings["max_tokens"] == 3
 
@@ -131,7 +133,7 @@ def test_an_engine_that_is_not_installed_skips(story: Result) -> None:
 
 
 def test_each_model_is_loaded_once_for_all_that_is_declared(story: Result) -> None:
-    """Generated items and markers share a load; what no marker declares costs its own, once.
+    """Items and markers share a load of each pass; what no marker declares costs its own.
 
     Those are the prompts of `test_report_without_raising` and `test_late_prompts`.
     """
@@ -139,11 +141,12 @@ def test_each_model_is_loaded_once_for_all_that_is_declared(story: Result) -> No
 
     assert loads == [
         "reference qwen3-float32",
+        "reference float32 copy",
         "reference qwen3-8bit",
         "reference qwen3-float32",
         "reference qwen3-float32",
     ]
-    assert story.log[:2] == tuple(loads[:2])
+    assert story.log[:3] == tuple(loads[:3])
 
 
 def test_engines_of_tests_are_closed_too(story: Result) -> None:
@@ -151,7 +154,7 @@ def test_engines_of_tests_are_closed_too(story: Result) -> None:
     opened = [line.split()[1] for line in story.log if line.startswith("open")]
     closed = [line.split()[1] for line in story.log if line.startswith("close")]
 
-    assert opened == ["Good", "Good", "Swap", "Good"]
+    assert opened == ["Good", "Good", "Swap", "Good", "Good"]
     assert [name for name in closed if name != "Absent"] == opened
 
 

@@ -18,6 +18,7 @@ from mlxcheck.records import ModelRef
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mlxcheck.backends.base import Emission
     from mlxcheck.backends.sglang import SglangBackend
 
 __all__ = ["MODELS", "Drive", "Expected", "model_ref", "opening", "random_prompts", "run"]
@@ -105,13 +106,19 @@ class Drive:
 
     backend: SglangBackend
     answers: dict[str, list[int]] = field(default_factory=dict)
+    shown: dict[str, list[Emission]] = field(default_factory=dict)
     finished: dict[str, str] = field(default_factory=dict)
     widths: list[int] = field(default_factory=list)
 
-    def submit(self, request_id: str, prompt: Tokens, max_tokens: int) -> None:
+    def submit(
+        self, request_id: str, prompt: Tokens, max_tokens: int, *, forced: Tokens | None = None
+    ) -> None:
         """Hand one request over."""
         self.answers[request_id] = []
-        self.backend.submit(Request(id=request_id, tokens=prompt, max_tokens=max_tokens))
+        self.shown[request_id] = []
+        self.backend.submit(
+            Request(id=request_id, tokens=prompt, max_tokens=max_tokens, forced=forced)
+        )
 
     def cancel(self, request_id: str) -> None:
         """Drop one request."""
@@ -123,6 +130,7 @@ class Drive:
         for emission in self.backend.step():
             assert emission.request_id not in self.finished
             self.answers[emission.request_id].append(emission.token)
+            self.shown[emission.request_id].append(emission)
             if emission.finish is not None:
                 self.finished[emission.request_id] = emission.finish
         self.widths.append(self.backend.stats()["batch_width"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlxcheck.messages import Place
+from mlxcheck.noise import Arm, Noise
 from mlxcheck.records import Case, Finish, ModelRef, Prompt, Scores, Trace
 
 if TYPE_CHECKING:
@@ -12,7 +13,17 @@ if TYPE_CHECKING:
 
     from mlxcheck.records import Fault
 
-__all__ = ["STOPS", "case_of", "model", "place", "prompt", "scores", "text_of", "trace"]
+__all__ = [
+    "STOPS",
+    "case_of",
+    "measured",
+    "model",
+    "place",
+    "prompt",
+    "scores",
+    "text_of",
+    "trace",
+]
 
 STOPS = (2, 3)
 """The stop set of the models here."""
@@ -38,6 +49,28 @@ def scores(*ids: int, step: float = 0.5) -> Scores:
     return Scores(
         ids=ids, logprobs=tuple(-0.25 - step * n for n in range(len(ids))), logsumexp=9.0
     )
+
+
+def measured(
+    swing: float = 0.0, *, span: float | None = None, dtype: str = "bfloat16"
+) -> Noise:
+    """Make a noise of one step in one arm.
+
+    Args:
+        swing: Its largest change of a pair.
+        span: Its largest change of all; None for the same.
+        dtype: Of the logits.
+    """
+    arm = Arm(
+        arm="one shot",
+        prompt_id="sum",
+        errors=(0.01,),
+        divergences=(0.0,),
+        swings=(swing,),
+        spans=(swing if span is None else span,),
+        flips=(),
+    )
+    return Noise(dtype=dtype, exact=False, arms=(arm,))
 
 
 def trace(
