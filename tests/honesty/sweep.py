@@ -159,24 +159,24 @@ class Job:
 
 
 def jobs(options: argparse.Namespace) -> Iterator[Job]:
-    """Yield the runs, those of one round first."""
+    """Yield the runs, those of one round first, and in it every kind of each model in turn.
+
+    What the time leaves out is then some models and no kind.
+    """
     for number in range(options.rounds):
-        for kind in options.kinds:
-            for name, spec in (BIG if options.large else SMALL).items():
-                if options.models and name not in options.models:
-                    continue
+        for name in () if options.large else TRAINED:
+            for kind in options.kinds:
+                wanted = not options.models or f"{name}-trained" in options.models
+                if wanted and kind in {"float32", "8bit"}:
+                    job = Job(name=f"{name} trained", model=None, kind=kind, candidate="",
+                              round=number)  # fmt: skip
+                    yield from (replace(job, candidate=each) for each in options.candidates)
+        for name, spec in (BIG if options.large else SMALL).items():
+            for kind in options.kinds if not options.models or name in options.models else ():
                 model = replace(in_kind(spec, kind), seed=number)
                 job = Job(name=name, model=model, kind=kind, candidate="", round=number)
                 if options.large:
                     job = replace(job, lengths=(3, 160, 24), max_tokens=48)
-                yield from (replace(job, candidate=each) for each in options.candidates)
-            if options.large or kind not in {"float32", "8bit"}:
-                continue
-            for name in TRAINED:
-                if options.models and f"{name}-trained" not in options.models:
-                    continue
-                job = Job(name=f"{name} trained", model=None, kind=kind, candidate="",
-                          round=number)  # fmt: skip
                 yield from (replace(job, candidate=each) for each in options.candidates)
 
 
