@@ -38,7 +38,7 @@ _REPEAT_STEPS = 6
 _LONGEST = 2048  # tokens in one call: longer ones would need more memory than decoding did
 _ROWS = 2
 _FIRST = 3  # prompts that are scored whatever it takes: of fewer no spread can be told
-_PROBED = 3  # prompts that changes are planted for: what one does is much the same in each
+_PROBED = 1  # prompts that changes are planted for: each costs three scorings more
 _CAST_ROWS, _PROBE_ROWS = 2, 1  # what these add for each prompt, about
 _PLANTED = {True: (0.0005, 0.005), False: (0.02, 0.2)}
 """Relative changes of the attention scale that are planted, in all layers and in one, where
