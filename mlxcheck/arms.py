@@ -195,8 +195,7 @@ def _unrest(
     for prompt, trace in pairs:
         if time.perf_counter() > end:
             return
-        first = _Base.of(trace.scores)
-        base = _Base(first.ids, first.read(_score(model, prompt, trace)))
+        base = _Base.here(model, prompt, trace)
         spans: list[tuple[float, ...]] = []
         for seed in range(jitter.TIMES):
             with jitter.jittered(model, seed):
@@ -232,6 +231,12 @@ class _Base:
 
         ids = mx.array([each.ids for each in scores])
         return cls(ids, mx.array([each.logprobs for each in scores]))
+
+    @classmethod
+    def here(cls, model: Any, prompt: Prompt, trace: Trace) -> _Base:
+        """Return what the model as it now is says of the same tokens, in one shot."""
+        base = cls.of(trace.scores)
+        return cls(base.ids, base.read(_score(model, prompt, trace)))
 
     def read(self, logits: Any) -> Any:
         """Return the log-probabilities of these ids in raw float32 logits."""
@@ -294,8 +299,7 @@ def _probe(model: Any, prompt: Prompt, trace: Trace, *, clean: bool) -> Iterator
     if not attention:
         return
     middle = len(attention) // 2
-    first = _Base.of(trace.scores)
-    base = _Base(first.ids, first.read(_score(model, prompt, trace)))
+    base = _Base.here(model, prompt, trace)
     everywhere, once = _PLANTED[clean]
     planted = (
         ("of the attention scale in all layers", everywhere, attention),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxcheck.arms import Scored, measure
 from mlxcheck.errors import ModelError, ReferenceBroken, UsageError
-from mlxcheck.records import Prompt, Scores, Trace
+from mlxcheck.records import ModelRef, Prompt, Scores, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,7 @@ __all__ = [
     "score_at",
     "score_rows",
     "stop_set",
+    "tokenizer_of",
     "version",
 ]
 
@@ -76,9 +77,13 @@ def read_tokenizer(checkpoint: Checkpoint) -> Any:
     Raises:
         ModelError: The tokenizer files are broken.
     """
+    return tokenizer_of(checkpoint.model)
+
+
+def tokenizer_of(model: ModelRef) -> Any:
+    """Do as `read_tokenizer` for the model of a checkpoint."""
     from mlx_lm.utils import load_config, load_tokenizer
 
-    model = checkpoint.model
     path = Path(model.path)
     extra = {"trust_remote_code": True} if model.trust_remote_code else None
     try:
@@ -253,16 +258,7 @@ def score_rows(rows: Sequence[Any]) -> tuple[Scores, ...]:
     Returns:
         One `Scores` a row, with the top ``min(64, vocabulary)`` entries.
     """
-    import mlx.core as mx
-
-    logits = mx.concatenate(list(rows)).astype(mx.float32)
-    k = min(TOP_K, logits.shape[-1])
-    lse = mx.logsumexp(logits, axis=-1, keepdims=True)
-    ids = mx.argpartition(-logits, kth=k - 1, axis=-1)[:, :k]
-    logprobs = mx.take_along_axis(logits, ids, axis=-1) - lse
-    mx.eval(ids, logprobs, lse)
-    columns: list[Any] = [ids.tolist(), logprobs.tolist(), lse[:, 0].tolist()]
-    return tuple(_best_first(*row) for row in zip(*columns, strict=True))
+    return _scored(rows, TOP_K)
 
 
 def score_at(rows: Sequence[Any], ids: Sequence[Sequence[int]]) -> tuple[Scores, ...]:
@@ -272,18 +268,25 @@ def score_at(rows: Sequence[Any], ids: Sequence[Sequence[int]]) -> tuple[Scores,
         rows: As for `score_rows`.
         ids: As many tokens for each row, the same number for all.
     """
+    return _scored(rows, _OWN_BEST, ids)
+
+
+def _scored(
+    rows: Sequence[Any], most: int, ids: Sequence[Sequence[int]] = ()
+) -> tuple[Scores, ...]:
+    """Score the best *most* tokens of each row, and those of *ids* where it is given."""
     import mlx.core as mx
 
     logits = mx.concatenate(list(rows)).astype(mx.float32)
-    k = min(_OWN_BEST, logits.shape[-1])
+    k = min(most, logits.shape[-1])
     lse = mx.logsumexp(logits, axis=-1, keepdims=True)
-    best = mx.argpartition(-logits, kth=k - 1, axis=-1)[:, :k].astype(mx.int32)
-    wanted = mx.concatenate(
-        [mx.array([list(row) for row in ids], dtype=mx.int32), best], axis=-1
-    )
-    logprobs = mx.take_along_axis(logits, wanted, axis=-1) - lse
-    mx.eval(wanted, logprobs, lse)
-    columns: list[Any] = [wanted.tolist(), logprobs.tolist(), lse[:, 0].tolist()]
+    kept = mx.argpartition(-logits, kth=k - 1, axis=-1)[:, :k].astype(mx.int32)
+    if ids:
+        wanted = mx.array([list(row) for row in ids], dtype=mx.int32)
+        kept = mx.concatenate([wanted, kept], axis=-1)
+    logprobs = mx.take_along_axis(logits, kept, axis=-1) - lse
+    mx.eval(kept, logprobs, lse)
+    columns: list[Any] = [kept.tolist(), logprobs.tolist(), lse[:, 0].tolist()]
     return tuple(_best_first(*row) for row in zip(*columns, strict=True))
 
 

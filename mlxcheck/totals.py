@@ -160,7 +160,7 @@ def limits(noise: Noise, expected: Mapping[str, Trace], test: Test) -> tuple[str
     """
     out: list[str] = []
     for what in dict.fromkeys(probe.what for probe in noise.probes):
-        change = _smallest(noise, expected, what, test.bar + test.doubt)
+        change = smallest_change(noise, expected, what, test)
         told = f"{100 * change:.2g} %" if change < 1 else "doubling"
         out.append(f"a change of {told} {what}")
     return tuple(out)
@@ -170,11 +170,7 @@ def smallest_change(
     noise: Noise, expected: Mapping[str, Trace], what: str, test: Test
 ) -> float:
     """Return one of the `limits` as a fraction."""
-    return _smallest(noise, expected, what, test.bar + test.doubt)
-
-
-def _smallest(noise: Noise, expected: Mapping[str, Trace], what: str, bar: float) -> float:
-    arms = _by_prompt(noise)
+    arms, bar = _by_prompt(noise), test.bar + test.doubt
     steps: list[tuple[float, float, float]] = []  # noise, floor, error of a change of 1
     by_band = math.inf
     for probe in (probe for probe in noise.probes if probe.what == what):
@@ -252,7 +248,7 @@ class _Paired:
 
     def spread(self) -> float:
         """Return the largest median log-ratio of one arm to the others; at least 0."""
-        return max(0.0, *(statistics.median(row) for row in self._of_arms() if row), 0.0)
+        return max([0.0, *(statistics.median(row) for row in self._of_arms() if row)])
 
     def spread_maxima(self) -> float:
         """Return the same for each answer's largest value."""
@@ -263,7 +259,7 @@ class _Paired:
                 floor = max(self._floors[prompt])
                 if others:
                     rows[place].append(_log_ratio(max(column), max(others), floor))
-        return max(0.0, *(statistics.median(row) for row in rows.values()), 0.0)
+        return max([0.0, *(statistics.median(row) for row in rows.values())])
 
     def _of_arms(self) -> list[list[float]]:
         rows: dict[int, list[float]] = defaultdict(list)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxcheck.backends.base import Capabilities, Emission, Request
@@ -95,14 +94,11 @@ class MlxLmBackend:
 
     def tokenizer(self) -> Any:
         """Return the model's tokenizer, loaded at the first call as ``mlx_lm.load`` does."""
-        from mlx_lm.utils import load_config, load_tokenizer
+        from mlxcheck.reference import tokenizer_of
 
         if self._tokenizer is None:
             assert self._ref is not None  # noqa: S101 - the backend is open
-            path = Path(self._ref.path)
-            extra = {"trust_remote_code": True} if self._ref.trust_remote_code else None
-            eos = load_config(path).get("eos_token_id")
-            self._tokenizer = load_tokenizer(path, extra, eos_token_ids=eos)
+            self._tokenizer = tokenizer_of(self._ref)
         return self._tokenizer
 
     def submit(self, request: Request) -> None:
