@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from mlxcheck.records import Prompt, Scores, Trace
 
-__all__ = ["Scored", "measure"]
+__all__ = ["NotFinite", "Scored", "measure"]
 
 SHARE = 0.09
 """Of the reference phase that the arms may take; with what is under way when it is used up,
@@ -32,8 +32,12 @@ LONG = 24
 """Steps an answer, on the average, above which the share falls, with the root of the length: a
 step of a longer answer is as good a sample, and costs the arms less than it cost to decode."""
 
+_STEPS = 8, 64
+"""Steps of an answer that are scored, but for the first one, which is scored whole: as many as
+an answer has on the average, within these. More answers tell more than more of one."""
+
 _JITTER_SHARE = 0.15  # of models with experts, where shapes differ: not on the CPU build
-_REPEAT_SHARE = 0.02
+_REPEAT_SHARE = 0.01
 _REPEAT_STEPS = 6
 _LONGEST = 2048  # tokens in one call: longer ones would need more memory than decoding did
 _ROWS = 2
@@ -44,6 +48,18 @@ _PLANTED = {True: (0.0005, 0.005), False: (0.02, 0.2)}
 """Relative changes of the attention scale that are planted, in all layers and in one, where
 that is computed in float32 and where it is not: well above the noise, and small enough that
 twice the change makes twice the error."""
+
+
+class NotFinite(Exception):  # noqa: N818 - it is no error of the caller's
+    """Logits that were finite are not where they are computed again.
+
+    Attributes:
+        prompt_id: Where.
+    """
+
+    def __init__(self, prompt_id: str) -> None:
+        super().__init__(prompt_id)
+        self.prompt_id = prompt_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +73,11 @@ class Scored:
 
     pairs: tuple[tuple[Prompt, Trace], ...]
     seconds: float
+
+    @property
+    def mean_steps(self) -> float:
+        """Steps of an answer, on the average."""
+        return sum(len(trace.tokens) for _, trace in self.pairs) / max(1, len(self.pairs))
 
 
 def measure(  # noqa: PLR0913 - keyword-only but for what is measured
@@ -85,6 +106,9 @@ def measure(  # noqa: PLR0913 - keyword-only but for what is measured
     Returns:
         At least three prompts in every arm, where so many fit; prompts are taken in one
         order, spread over the lengths, so that more time only adds to them.
+
+    Raises:
+        NotFinite: Scored again, logits are not finite.
     """
     repeated, repeats = _repeat(scored, again)
     steps = sum(len(trace.tokens) for _, trace in scored.pairs)
@@ -96,7 +120,9 @@ def measure(  # noqa: PLR0913 - keyword-only but for what is measured
     budget = Budget(_share(scored) * scored.seconds, rows=rows, fewest=fewest)
     arms: list[Arm] = []
     chosen: list[tuple[Prompt, Trace]] = []
-    for prompt, trace in _spread(scored.pairs):
+    cut: set[str] = set()
+    for prompt, whole in _spread(scored.pairs):
+        trace = _begun(whole, scored) if chosen else whole
         tokens = len(prompt.tokens) + len(trace.tokens)
         if not budget.allows(tokens):
             continue
@@ -106,6 +132,7 @@ def measure(  # noqa: PLR0913 - keyword-only but for what is measured
                 arms.append(_arm(name, prompt, found, _Base.of(trace.scores)))
         budget.spend(tokens)
         chosen.append((prompt, trace))
+        cut |= {prompt.id} if trace.tokens != whole.tokens else set()
     if cast:
         _cast(model)
         for prompt, trace in chosen:
@@ -119,13 +146,33 @@ def measure(  # noqa: PLR0913 - keyword-only but for what is measured
         for prompt, trace in chosen[-_PROBED:]
         for probe in _probe(model, prompt, trace, clean=cast or exact)
     ]
-    return replace(noise, arms=tuple(arms), probes=tuple(probes), unrest=tuple(unrest))
+    _require_finite(arms, probes, unrest)
+    kept = tuple(replace(arm, whole=arm.prompt_id not in cut) for arm in arms)
+    return replace(noise, arms=kept, probes=tuple(probes), unrest=tuple(unrest))
+
+
+def _require_finite(
+    arms: Sequence[Arm],
+    probes: Sequence[Probe],
+    unrest: Sequence[tuple[str, tuple[float, ...]]],
+) -> None:
+    measured = [(each.prompt_id, each.errors) for each in arms]
+    measured += [(each.prompt_id, each.errors) for each in probes]
+    for prompt_id, numbers in (*measured, *unrest):
+        if not all(map(math.isfinite, numbers)):
+            raise NotFinite(prompt_id)
 
 
 def _share(scored: Scored) -> float:
     """Return the share of the reference phase that the arms may take."""
-    steps = sum(len(trace.tokens) for _, trace in scored.pairs) / max(1, len(scored.pairs))
-    return SHARE * math.sqrt(min(1.0, LONG / max(1.0, steps)))
+    return SHARE * math.sqrt(min(1.0, LONG / max(1.0, scored.mean_steps)))
+
+
+def _begun(trace: Trace, scored: Scored) -> Trace:
+    """Return the beginning of an answer, of as many steps as are scored."""
+    fewest, most = _STEPS
+    steps = max(fewest, min(most, round(scored.mean_steps)))
+    return replace(trace, tokens=trace.tokens[:steps], scores=trace.scores[:steps])
 
 
 def _ways() -> Iterator[tuple[str, int, int]]:
@@ -264,7 +311,7 @@ def _in_float32(prompt: Prompt, trace: Trace, logits: Any) -> Arm:
     return _arm(IN_FLOAT32, prompt, logits, _Base.of(trace.scores), scale=math.sqrt(2))
 
 
-def _numbers(base: _Base, logits: Any, scale: float = 1.0) -> dict[str, tuple[float, ...]]:
+def _numbers(base: _Base, logits: Any, scale: float = 1.0) -> dict[str, Any]:
     """Do what `noise.difference` does, for all steps at once on the device.
 
     Returns:

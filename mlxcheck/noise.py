@@ -73,6 +73,7 @@ class Arm:
         spans: Per step, the same over all of the top 64; or the change of the best token's
             own log-probability, where that is larger.
         flips: The steps at which the best token is another one.
+        whole: All steps of the answer were scored, and not its beginning alone.
     """
 
     arm: str
@@ -82,6 +83,7 @@ class Arm:
     swings: tuple[float, ...]
     spans: tuple[float, ...]
     flips: tuple[int, ...]
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,10 +193,11 @@ _JUDGED = (Verdict.EXACT, Verdict.TIE, Verdict.DRIFT, Verdict.WRONG)
 
 def near_of_arms(noise: Noise, expected: Mapping[str, Trace]) -> int:
     """Return the steps that the arms scored and that are within the band of a tie."""
+    scored = {arm.prompt_id: len(arm.errors) for arm in noise.arms}
     return sum(
         scores.margin <= noise.band(scores)
-        for prompt in {arm.prompt_id for arm in noise.arms} & set(expected)
-        for scores in expected[prompt].scores
+        for prompt in set(scored) & set(expected)
+        for scores in expected[prompt].scores[: scored[prompt]]
     )
 
 

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxcheck.arms import Scored, measure
+from mlxcheck.arms import NotFinite, Scored, measure
 from mlxcheck.errors import ModelError, ReferenceBroken, UsageError
 from mlxcheck.records import ModelRef, Prompt, Scores, Trace
 
@@ -213,17 +213,29 @@ class Reference:
             cast: There is room to cast the model to float32, in place, once all else has
                 been done; nothing more can be decoded then.
             routed: The model has experts.
+
+        Raises:
+            ReferenceBroken: What was finite when it was decoded no longer is.
         """
         scored = Scored(tuple(pairs), seconds)
-        return measure(
-            self._model if arms else None,
-            scored,
-            lambda prompt, steps: self.decode(prompt, max_tokens=steps),
-            dtype=self.dtype,
-            exact=exact,
-            cast=cast,
-            routed=routed,
-        )
+        try:
+            return measure(
+                self._model if arms else None,
+                scored,
+                lambda prompt, steps: self.decode(prompt, max_tokens=steps),
+                dtype=self.dtype,
+                exact=exact,
+                cast=cast,
+                routed=routed,
+            )
+        except NotFinite as error:
+            msg = (
+                f"{self._ref.source}: the reference's own logits are finite where it decodes, "
+                f"and not where it scores the same answer once more (prompt "
+                f"{error.prompt_id!r}). No engine can be judged against them: the checkpoint "
+                "or this MLX build is broken."
+            )
+            raise ReferenceBroken(msg) from None
 
     def release(self) -> weakref.ref[object]:
         """Let go of the model and return a weak reference that must die."""

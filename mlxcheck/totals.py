@@ -65,9 +65,9 @@ def flip_test(
 ) -> Test:
     """Hold the number of flips against the arms' own.
 
-    For prompts that the arms scored: if rounding is all there is, the candidate is one more
-    arm, and which of the equally likely scorers of a prompt is called the candidate does not
-    matter: the distribution of its total is exact, prompt by prompt. For the others: the
+    For prompts that the arms scored whole: if rounding is all there is, the candidate is one
+    more arm, and which of the equally likely scorers of a prompt is called the candidate does
+    not matter: the distribution of its total is exact, prompt by prompt. For the others: the
     arms' rate over the steps that are near a tie, with its upper limit of confidence.
 
     Args:
@@ -77,14 +77,15 @@ def flip_test(
         near_arms: Near steps that the arms scored, each counted once for all arms.
         alpha: Of this test.
     """
-    arms = {prompt: each for prompt, each in _by_prompt(noise).items() if prompt}
+    scored = {prompt: each for prompt, each in _by_prompt(noise).items() if prompt}
+    arms = {prompt: each for prompt, each in scored.items() if each[0].whole}
     # Looks at one prompt are no more independent than its steps are: one counts.
     own = {prompt: int(sum(flips) / len(flips)) for prompt, flips in looks.items() if flips}
     paired = {p: (n, [len(arm.flips) for arm in arms[p]]) for p, n in own.items() if p in arms}
     rest = {p: n for p, n in own.items() if p not in arms}
     chance = _as_one_of_the_arms(paired)
     # The arms of a prompt stand at the same steps: together they are one look at each.
-    total_arms = math.ceil(sum(_mean_flips(each) for each in arms.values()))
+    total_arms = math.ceil(sum(_mean_flips(each) for each in scored.values()))
     sites, flips = sum(near.get(p, 0) for p in rest), sum(rest.values())
     chance_rest = 1.0
     if flips and sites:
@@ -136,15 +137,15 @@ def number_tests(
 
 
 def _paired_where_it_counts(noise: Noise, kept: list[Comparison]) -> list[Comparison]:
-    """Leave prompts out that no arm scored, where enough are left.
+    """Leave prompts out that no arm scored.
 
     What is usual among a few prompts is a poor measure for others: honest engines then fail.
     In float32 the bar is far enough away, and where the arms are silent it is the floor.
     """
+    if noise.exact or not noise.telling:
+        return kept
     armed = {arm.prompt_id for arm in noise.telling}
-    paired = [found for found in kept if found.prompt_id in armed]
-    enough = len({found.prompt_id for found in paired}) >= _FEWEST
-    return paired if enough and not noise.exact else kept
+    return [found for found in kept if found.prompt_id in armed]
 
 
 def limits(noise: Noise, expected: Mapping[str, Trace], test: Test) -> tuple[str, ...]:
@@ -174,7 +175,8 @@ def smallest_change(
     steps: list[tuple[float, float, float]] = []  # noise, floor, error of a change of 1
     by_band = math.inf
     for probe in (probe for probe in noise.probes if probe.what == what):
-        for step, scores in enumerate(expected[probe.prompt_id].scores):
+        scored = expected[probe.prompt_id].scores[: len(probe.errors)]
+        for step, scores in enumerate(scored):
             level = statistics.fmean(arm.errors[step] for arm in arms[probe.prompt_id])
             rolled = 0.0 if probe.clean else level  # what rounding anew adds to it
             raised = math.sqrt(max(0.0, probe.errors[step] ** 2 - rolled**2)) / probe.change
@@ -232,7 +234,7 @@ class _Paired:
         out: dict[str, list[float]] = defaultdict(list)
         for prompt, values in looks:
             base = _means(self._arms[prompt]) if prompt in self._arms else ()
-            for step, value in enumerate(values):
+            for step, value in enumerate(values[: len(base)] if base else values):
                 level = base[step] if base else self._usual
                 out[prompt].append(_log_ratio(value, level, self._floors[prompt][step]))
         return out
@@ -243,7 +245,8 @@ class _Paired:
         for prompt, values in looks:
             columns = self._arms.get(prompt)
             level = max(map(max, columns)) if columns else self._usual_top
-            out[prompt].append(_log_ratio(_max(values), level, max(self._floors[prompt])))
+            same = values[: len(columns[0])] if columns else values
+            out[prompt].append(_log_ratio(_max(same), level, max(self._floors[prompt])))
         return out
 
     def spread(self) -> float:

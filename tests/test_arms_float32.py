@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EIGHT = Path(__file__).parents[1] / "fixtures" / "models" / "qwen3-8bit"
 LENGTHS = (3, 40, 9, 17)
-STEPS = 9
+STEPS = 8
 
 Pair = tuple[Prompt, Trace]
 

@@ -103,6 +103,20 @@ def test_logits_that_are_not_numbers_stop_the_run(
         loaded.decode(prompt, max_tokens=4)
 
 
+def test_logits_that_are_not_numbers_when_scored_again_stop_the_run(
+    found: checkpoint.Checkpoint, prompt: Prompt
+) -> None:
+    """As kernels do that read what was never written: sound at one shape, NaN at another."""
+    loaded = reference.Reference(found)
+    trace = loaded.decode(prompt, max_tokens=4)
+    head = loaded._model.lm_head
+    head.weight = mx.full(head.weight.shape, math.nan)
+    loaded.decode = lambda *_, **__: trace  # type: ignore[method-assign]
+
+    with pytest.raises(ReferenceBroken, match=r"scores the same answer once more .*'sum'"):
+        loaded.noise([(prompt, trace)], seconds=1.0, exact=True)
+
+
 def test_scores_break_ties_by_the_lower_id() -> None:
     """Equal logits are listed as argmax would take them."""
     (scores,) = reference.score_rows([mx.array([[0.0, 2.0, 1.0, 2.0]])])

@@ -32,6 +32,7 @@ import mlxcheck
 from fixtures.faults.small import OtherOrder, Small
 from fixtures.random_models import LARGE, RandomModel
 from mlxcheck.backends.mlx_lm import MlxLmBackend
+from mlxcheck.errors import ReferenceBroken
 from mlxcheck.policy import Policy
 from mlxcheck.prompts import packaged
 from tests.honesty.shared import (
@@ -253,7 +254,7 @@ def sweep(options: argparse.Namespace, tally: Tally) -> list[str]:
             before, cases = len(tally.objections), tally.cases
             try:
                 seconds = run(job, folders, tally)
-            except RuntimeError as error:
+            except (RuntimeError, ReferenceBroken) as error:
                 left_out.append(f"{name}: {error}")
                 continue
             new = len(tally.objections) - before
