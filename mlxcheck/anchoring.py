@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mlxcheck.compare import first_tie
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mlxcheck.noise import Noise
     from mlxcheck.records import Case, Prompt, Trace
@@ -29,7 +29,7 @@ def drive(
     session: Session,
     case: Case,
     *,
-    max_tokens: int,
+    budgets: Sequence[int],
     expected: Mapping[str, Trace],
     noise: Noise | None,
 ) -> Answers:
@@ -38,14 +38,14 @@ def drive(
     Args:
         session: Open.
         case: What to run; a forced one has no need to be put back.
-        max_tokens: The most tokens of each answer.
+        budgets: One a row: the most tokens of its answer.
         expected: The reference's answers by prompt id.
         noise: What makes a tie; None: nothing does.
 
     Returns:
         The answers, each put together from its pieces: `Trace.anchors` holds the seams.
     """
-    answers = session.run(case, max_tokens=max_tokens, expected=expected)
+    answers = session.run(case, max_tokens=budgets, expected=expected)
     if case.forced:
         return answers
     for number in range(1, ROUNDS + 1):
@@ -59,9 +59,9 @@ def drive(
         }
         if not behind:
             break
-        follow, budgets = _follow(case, number, behind, expected, max_tokens)
+        follow, rests = _follow(case, number, behind, expected, budgets)
         more = session.run(
-            follow, max_tokens=budgets, expected=_rests(follow, case, behind, expected)
+            follow, max_tokens=rests, expected=_rests(follow, case, behind, expected)
         )
         traces = tuple(
             _joined(trace, behind[row], more.traces[row]) if row in behind else trace
@@ -76,18 +76,18 @@ def _follow(
     number: int,
     behind: Mapping[int, int],
     expected: Mapping[str, Trace],
-    max_tokens: int,
+    budgets: Sequence[int],
 ) -> tuple[Case, list[int]]:
     """Return the case that goes on, and the budget of each of its rows."""
     prompts: list[Prompt] = []
-    budgets: list[int] = []
+    rests: list[int] = []
     for row, prompt in enumerate(case.prompts):
         step = behind.get(row)
         said = () if step is None else expected[prompt.id].tokens[: step + 1]
         name = prompt.id if step is None else f"{prompt.id}+{row}"
         prompts.append(replace(prompt, id=name, tokens=prompt.tokens + said))
-        budgets.append(max_tokens - len(said))
-    return replace(case, id=f"{case.id}+{number}", prompts=tuple(prompts)), budgets
+        rests.append(budgets[row] - len(said))
+    return replace(case, id=f"{case.id}+{number}", prompts=tuple(prompts)), rests
 
 
 def _rests(
@@ -113,5 +113,6 @@ def _joined(trace: Trace, step: int, rest: Trace) -> Trace:
         reported=trace.reported[:kept] + rest.reported if both else (),
         anchors=(*trace.anchors, step),
         finish=rest.finish,
+        left=rest.left,
         fault=rest.fault,
     )

@@ -82,6 +82,7 @@ def inspect(
             model_type=model_type,
             vocab_size=_vocab_size(config, tensors, path),
             max_positions=_max_positions(config),
+            window=_window(config),
         ),
         config=config,
         weight_bytes=sum(tensor.size for tensor in tensors),
@@ -356,3 +357,11 @@ def _max_positions(config: Mapping[str, object]) -> int | None:
         if isinstance(value, int) and value > 0:
             return value
     return None
+
+
+def _window(config: Mapping[str, object]) -> int | None:
+    # Configurations of models that have none may name one all the same, and switch it off.
+    if _nested(config, "use_sliding_window") is False:
+        return None
+    value = _nested(config, "sliding_window")
+    return value if isinstance(value, int) and value > 0 else None

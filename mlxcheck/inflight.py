@@ -27,7 +27,9 @@ class Row:
     forced: tuple[int, ...] | None = None
     tokens: list[int] = field(default_factory=list)
     finish: Finish | None = None
+    submitted: bool = False
     done: bool = False
+    left: bool = False
     fault: Fault | None = None
     scores: tuple[Scores, ...] = ()
     reported: tuple[float, ...] = ()
@@ -46,6 +48,7 @@ class Row:
             scores=self.scores,
             anchors=tuple(range(len(self.tokens))) if self.forced else (),
             reported=self.reported,
+            left=self.left,
             fault=self.fault,
         )
 

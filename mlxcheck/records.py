@@ -17,9 +17,11 @@ __all__ = [
     "Fault",
     "Finish",
     "ModelRef",
+    "Moment",
     "Phase",
     "Precision",
     "Prompt",
+    "Schedule",
     "Scores",
     "Trace",
     "Verdict",
@@ -68,6 +70,8 @@ class ModelRef:
         model_type: The architecture, as in ``config.json``.
         vocab_size: Rows of the output head; valid ids are ``0 <= id < vocab_size``.
         max_positions: The longest sequence that the model is made for, in tokens.
+        window: The keys that a layer with a sliding window sees, in tokens; None where no
+            layer has one, or none is named in ``config.json``.
         stop_ids: The tokenizer's stop set; empty until the tokenizer has been read.
     """
 
@@ -78,6 +82,7 @@ class ModelRef:
     model_type: str = ""
     vocab_size: int = 0
     max_positions: int | None = None
+    window: int | None = None
     stop_ids: tuple[int, ...] = ()
 
     @property
@@ -189,12 +194,46 @@ class Trace:
     scores: tuple[Scores, ...] = ()
     anchors: tuple[int, ...] = ()
     reported: tuple[float, ...] = ()
+    left: bool = False
     fault: Fault | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A point in a case, told by what one of its rows has done: no clock, no engine's own step.
+
+    Attributes:
+        row: That row. It has to be submitted first.
+        tokens: It has said so many; None: it has ended, whatever it said.
+        steps: So many more steps of the engine have passed since.
+    """
+
+    row: int
+    tokens: int | None = None
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Who joins and who leaves at which moment.
+
+    Attributes:
+        joins: One a row: when it is submitted; None at the start.
+        leaves: One a row: when it is cancelled; None where it stays to its end.
+    """
+
+    joins: tuple[Moment | None, ...]
+    leaves: tuple[Moment | None, ...]
+
+    @property
+    def events(self) -> int:
+        """Joins and leaves that are not at the start or the end."""
+        return sum(moment is not None for moment in (*self.joins, *self.leaves))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Prompts that are submitted together: one drive of the candidate.
+    """Prompts that are submitted together, or as a schedule says: one drive of the candidate.
 
     Attributes:
         id: Unique in a run, and the same in every run of the same prompts and seed.
@@ -203,12 +242,24 @@ class Case:
             for that takes it.
         forced: The engine is made to go on from the reference's answers, and shows what it
             would have said.
+        schedule: Who joins and leaves when; None: all start together and stay.
+        given: One a row: so many tokens of the reference's answer are the prompt's end, and
+            what is asked is the rest; empty where that is none for all.
+        most: One a row: the most tokens of its answer, 0 for as many as the run allows; empty
+            where that is so for all.
+        chunk: Prompt tokens of a prefill call, where the engine can be told; None: its own.
+        rounds: How often it is driven, one time after the other; the last one is judged.
     """
 
     id: str
     prompts: tuple[Prompt, ...]
     alone: bool = False
     forced: bool = False
+    schedule: Schedule | None = None
+    given: tuple[int, ...] = ()
+    most: tuple[int, ...] = ()
+    chunk: int | None = None
+    rounds: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Self
 
 from mlxcheck import anchoring, memory, reference
+from mlxcheck.asked import ask, under_own_ids
 from mlxcheck.backends import registry
-from mlxcheck.checks.base import Inspects
+from mlxcheck.checks.base import Grounds, Inspects
 from mlxcheck.checks.logits import Logits
 from mlxcheck.checks.tokens import Tokens
 from mlxcheck.engagement import caveat, engagement
@@ -145,13 +146,20 @@ class Drive:
 
     def _make_plan(self) -> None:
         can = self._session.capabilities
-        settings = self._settings
+        grounds = Grounds(
+            prompts=self._recorded.prompts,
+            capabilities=can,
+            effort=self._settings.effort,
+            seed=self._settings.seed,
+            expected=self._recorded.traces,
+            model=self._recorded.model,
+        )
         for check in self._checks:
             reason = self._refuse(check, can) or check.refuse(can)
             if reason:
                 self.not_asked[check.name] = reason
                 continue
-            cases = check.plan(self._recorded.prompts, can, settings.effort, settings.seed)
+            cases = check.plan(grounds)
             self._all_cases |= {case.id for case in cases}
             if self._only is not None:
                 cases = tuple(case for case in cases if case.id in self._only)
@@ -213,21 +221,23 @@ class Drive:
         """Judge one case under one check; a case is driven once, whoever asks."""
         key = (check.name, case.id)
         if key not in self._done:
+            asked = ask(case, self._recorded.traces, self._settings.max_tokens)
             answers = self._answers.get(case.id)
             if answers is None:
                 answers = self._answers[case.id] = anchoring.drive(
                     self._session,
-                    case,
-                    max_tokens=self._settings.max_tokens,
-                    expected=self._recorded.traces,
+                    asked.case,
+                    budgets=asked.budgets,
+                    expected=asked.expected,
                     noise=self._noise,
                 )
-            self._done[key] = check.judge(
-                case,
-                self._recorded.traces,
+            found = check.judge(
+                asked.case,
+                asked.expected,
                 answers,
-                lambda row: self._place(check, case, row),
+                lambda row: self._place(check, asked.case, row),
             )
+            self._done[key] = under_own_ids(found, case)
         return self._done[key]
 
     def inspect(self, check: Check) -> tuple[Comparison, ...]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import time
-import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from mlxcheck.backends.base import Backend, Capabilities, Emission, Request
-from mlxcheck.errors import BackendError, EngineCrashed, EngineFault, EngineHung, UsageError
-from mlxcheck.inflight import Row, Seen, checked
+from mlxcheck.backends.base import Backend, Capabilities, Request
+from mlxcheck.calling import Calling
+from mlxcheck.driving import Driving
+from mlxcheck.errors import BackendError, EngineFault, UsageError
+from mlxcheck.inflight import Row, Seen
 from mlxcheck.observing import Watcher
 from mlxcheck.records import Case, Fault, ModelRef, Trace
+from mlxcheck.scheduling import Timeline
 from mlxcheck.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ __all__ = ["Answers", "Session"]
 T = TypeVar("T")
 
 _REOPENINGS = 2  # an engine that breaks a third time is given up: each case may cost a load
-_IDLE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,14 @@ class Answers:
             reports none.
         chunks: Prefill calls that it reported over the case; None if it reports none.
         cached: Prompt tokens that it reports not to have computed again; None likewise.
+        missed: Rows whose join or leave did not come at its moment.
     """
 
     traces: tuple[Trace, ...]
     width: int | None
     chunks: int | None = None
     cached: int | None = None
+    missed: tuple[int, ...] = ()
 
 
 class Session:
@@ -169,10 +171,11 @@ class Session:
             raise UsageError(msg)
         requests, rows = self._prepare(case, max_tokens, expected or {})
         seen = Seen(self._totals)
+        missed: tuple[int, ...] = ()
         with self._watchdog.hold():
             fault = self._ready()
             if fault is None:
-                fault = self._drive(requests, rows, seen)
+                fault, missed = self._drive(requests, rows, seen, case)
             if fault is not None:
                 for row in rows.values():
                     if not row.done:
@@ -180,12 +183,12 @@ class Session:
         self._totals = seen.totals
         traces = tuple(row.trace() for row in rows.values())
         grown = seen.grown("prefill_chunks"), seen.grown("cached_tokens")
-        return Answers(traces, seen.width, *grown)
+        return Answers(traces, seen.width, *grown, missed)
 
     def _prepare(
         self, case: Case, max_tokens: int | Sequence[int], expected: Mapping[str, Trace]
-    ) -> tuple[list[Request], dict[str, Row]]:
-        requests: list[Request] = []
+    ) -> tuple[dict[str, Request], dict[str, Row]]:
+        requests: dict[str, Request] = {}
         rows: dict[str, Row] = {}
         most = itertools.repeat(max_tokens) if isinstance(max_tokens, int) else max_tokens
         for prompt, tokens in zip(case.prompts, most, strict=False):
@@ -199,7 +202,7 @@ class Session:
                 alone=case.alone,
                 forced=forced,
             )
-            requests.append(request)
+            requests[request.id] = request
             rows[request.id] = Row(
                 prompt.id,
                 request.max_tokens,
@@ -210,100 +213,24 @@ class Session:
         return requests, rows
 
     def _drive(
-        self, requests: Sequence[Request], rows: dict[str, Row], seen: Seen
-    ) -> Fault | None:
+        self, requests: Mapping[str, Request], rows: Mapping[str, Row], seen: Seen, case: Case
+    ) -> tuple[Fault | None, tuple[int, ...]]:
         """Run to the end; a fault ends every row that has not ended by itself."""
         backend = self._backend
         assert backend is not None  # noqa: S101 - _ready() has seen to it
+        timeline = Timeline(case.schedule, list(rows.values()))
+        driving = Driving(
+            backend, requests, rows, self._watchdog, self._policy, self._model.vocab_size
+        )
         try:
-            with self._calling("submit"):
-                for request in requests:
-                    backend.submit(request)
-            self._step_until_done(backend, rows, seen)
-            with self._calling("step"):
-                for row in rows.values():
-                    row.done = False  # till its numbers are read: a fault in that is its own
-                for row in rows.values():
-                    row.read()
+            if backend.capabilities.sets_prefill_chunk:
+                with self._calling("set_prefill_chunk"):
+                    backend.set_prefill_chunk(case.chunk)  # type: ignore[attr-defined]
+            driving.drive(timeline, seen)
         except EngineFault as error:
             self._discard()
-            return _fault(error)
-        except BaseException:
-            self._cancel_quietly(backend, rows)
-            raise
-        return None
-
-    def _step_until_done(self, backend: Backend, rows: dict[str, Row], seen: Seen) -> None:
-        last_progress = time.monotonic()
-        while not all(row.done for row in rows.values()):
-            with self._calling("step") as calling:
-                emissions = tuple(backend.step())
-                calling.what = "stats"
-                moved = seen.see(backend.stats())
-            for emission in emissions:
-                moved |= self._take(backend, rows, emission)
-            if moved:
-                last_progress = time.monotonic()
-                continue
-            if time.monotonic() - last_progress > self._policy.watchdog_s:
-                silent = [row.prompt_id for row in rows.values() if not row.done]
-                msg = (
-                    f"no token within {self._policy.watchdog_s:g} s for {', '.join(silent)}: "
-                    "step() returns, and gives nothing"
-                )
-                raise EngineHung(msg)
-            time.sleep(_IDLE_S)
-
-    def _take(self, backend: Backend, rows: dict[str, Row], emission: object) -> bool:
-        """Take one emission in; tell whether it brought a row further."""
-        if not isinstance(emission, Emission):
-            msg = f"step() gave {emission!r:.80} ({type(emission).__name__}), not an Emission"
-            raise EngineFault(msg)
-        row = rows.get(emission.request_id)
-        if row is None:
-            msg = (
-                f"it gave a token for request {emission.request_id!r}, which is not in flight; "
-                f"in flight are {', '.join(rows)}"
-            )
-            raise EngineFault(msg)
-        if row.done:
-            if row.fault is None and row.finish is not None and self.capabilities.stop:
-                msg = f"it gave token {emission.token!r} for {row.prompt_id} after its finish"
-                row.fail(Fault(summary=msg))
-            return False
-        token, problem = checked(emission.token, self._model.vocab_size)
-        if problem:
-            row.fail(Fault(summary=f"step {len(row.tokens)}: {problem}"))
-            self._cancel(backend, emission.request_id)
-            return True
-        if row.forced and token != row.forced[len(row.tokens)]:
-            msg = f"step {len(row.tokens)}: it was to go on from token "
-            msg += f"{row.forced[len(row.tokens)]}, and went on from {token}"
-            row.fail(Fault(summary=msg))
-            self._cancel(backend, emission.request_id)
-            return True
-        with self._calling("step"):  # it may wait for numbers that are only queued
-            row.watcher.take(emission)
-        row.tokens.append(token)
-        stopped = token in row.stop_ids and not self.capabilities.stop
-        row.finish = "stop" if stopped else emission.finish
-        overrun = row.finish is None and len(row.tokens) >= row.max_tokens
-        if (stopped and emission.finish is None) or overrun:
-            self._cancel(backend, emission.request_id)  # where it raises, this row fails too
-        row.done = row.finish is not None or overrun
-        return True
-
-    def _cancel(self, backend: Backend, request_id: str) -> None:
-        with self._calling("cancel"):
-            backend.cancel(request_id)
-
-    def _cancel_quietly(self, backend: Backend, rows: Mapping[str, Row]) -> None:
-        for request_id, row in rows.items():
-            if not row.done:
-                try:
-                    self._cancel(backend, request_id)
-                except EngineFault:  # on the way out of another exception
-                    return
+            return _fault(error), timeline.missed
+        return None, timeline.missed
 
     def _ready(self) -> Fault | None:
         """Open the engine again where the last case broke it, a few times."""
@@ -345,34 +272,8 @@ class Session:
             with self._calling("close"):
                 backend.close()
 
-    def _calling(self, what: str) -> _Calling:
-        return _Calling(self._watchdog, what)
-
-
-class _Calling:
-    """The watchdog's guard, with the engine's exceptions turned into faults."""
-
-    def __init__(self, watchdog: Watchdog, what: str) -> None:
-        self.what = what
-        self._guard = watchdog.guard(f"{what}()")
-
-    def __enter__(self) -> Self:
-        self._guard.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self._guard.__exit__(kind, error, where)
-        # SystemExit too: an engine's sys.exit(0) must not end the run as a pass.
-        if isinstance(error, EngineFault) or not isinstance(error, Exception | SystemExit):
-            return
-        text = "".join(traceback.format_exception(error))
-        msg = f"{self.what}() raised {type(error).__name__}: {error}\n{text}"
-        raise EngineCrashed(msg) from error
+    def _calling(self, what: str) -> Calling:
+        return Calling(self._watchdog, what)
 
 
 def _fault(error: EngineFault) -> Fault:

@@ -162,7 +162,7 @@ def limits(noise: Noise, expected: Mapping[str, Trace], test: Test) -> tuple[str
     out: list[str] = []
     for what in dict.fromkeys(probe.what for probe in noise.probes):
         change = smallest_change(noise, expected, what, test)
-        told = f"{100 * change:.2g} %" if change < 1 else "doubling"
+        told = f"{100 * change:.2g} %" if change < 1 else "100 % or more"
         out.append(f"a change of {told} {what}")
     return tuple(out)
 

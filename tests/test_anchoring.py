@@ -81,7 +81,7 @@ def drive(
         driven.answers = anchoring.drive(
             session,
             case,
-            max_tokens=max_tokens,
+            budgets=[max_tokens] * len(prompts),
             expected={each.prompt_id: each for each in expected},
             noise=BAND if band else None,
         )
@@ -107,7 +107,7 @@ def test_a_tie_is_passed_put_back_and_joined() -> None:
     assert (found.trace.prompt_id, found.trace.fault) == ("a", None)
     assert [case.id for case in found.cases] == ["batch-x", "batch-x+1"]
     assert [case.prompts[0].id for case in found.cases] == ["a", "a+0"]
-    assert found.budgets == [8, [6]]
+    assert found.budgets == [[8], [6]]
 
 
 def test_what_is_said_after_a_tie_is_expected_there() -> None:
@@ -135,7 +135,7 @@ def test_two_ties_in_one_row() -> None:
     assert found.trace.tokens == (5, 36, 7, 38, 2)
     assert found.trace.anchors == (1, 3)
     assert [case.id for case in found.cases] == ["batch-x", "batch-x+1", "batch-x+2"]
-    assert found.budgets == [8, [6], [4]]
+    assert found.budgets == [[8], [6], [4]]
 
 
 def test_a_tie_at_the_first_step() -> None:
@@ -196,7 +196,7 @@ def test_a_tie_at_the_end_of_the_budget() -> None:
 
     found = drive(script, reference, max_tokens=5)
 
-    assert found.budgets == [5, [1]]
+    assert found.budgets == [[5], [1]]
     assert (found.trace.tokens, found.trace.finish) == ((5, 6, 7, 38, 9), "length")
 
 
@@ -245,7 +245,7 @@ def test_company_keeps_its_prompts_and_its_first_answers() -> None:
 
     rows = [(prompt.id, prompt.tokens) for prompt in found.cases[1].prompts]
     assert rows == [("b", B.tokens), ("a+1", after(A, 5, 6)), ("c", C.tokens)]
-    assert found.budgets == [8, [8, 6, 8]]
+    assert found.budgets == [[8, 8, 8], [8, 6, 8]]
     assert found.tokens == [
         ANSWER,
         (5, 36, 7, 8, 2),

@@ -30,7 +30,7 @@ from mlxcheck.errors import PromptError
 from mlxcheck.prompts import Question, default_ids, encode, packaged
 from mlxcheck.records import Verdict
 from tests.support.driven import Engine
-from tests.support.made import case_of, place, prompt
+from tests.support.made import case_of, grounds, place, prompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -414,7 +414,7 @@ def test_it_is_a_check_that_drives_nothing() -> None:
 
     assert isinstance(check, Inspects)
     assert not isinstance(Tokens(), Inspects)
-    assert check.plan([prompt()], Capabilities(encode=True), "thorough", 0) == ()
+    assert check.plan(grounds([prompt()], Capabilities(encode=True), "thorough", 0)) == ()
     assert check.judge(case, {}, answers, lambda row: place(row=row)) == ()
 
 

@@ -18,7 +18,7 @@ from mlxcheck.errors import UsageError
 from mlxcheck.records import Fault, Prompt, Verdict
 from mlxcheck.session import Answers
 from tests.support.drawing import unhurried
-from tests.support.made import case_of, place, prompt, trace
+from tests.support.made import case_of, grounds, place, prompt, trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def sets() -> st.SearchStrategy[tuple[Prompt, ...]]:
 
 def plan(prompts: Sequence[Prompt], effort: Effort = "standard", seed: int = 0) -> list[Case]:
     """Plan the batch check for an engine like mlx-lm's."""
-    return list(Batch().plan(prompts, MLX_LM, effort, seed))
+    return list(Batch().plan(grounds(prompts, MLX_LM, effort, seed)))
 
 
 def ids_of(case: Case) -> list[str]:
@@ -75,7 +75,7 @@ def test_every_size_is_planned_however_few_prompts(
 )
 def test_one_row_more_than_the_engine_takes(limit: int | None, expected: list[int]) -> None:
     """The limit is exceeded by one row, unless that is too many; without one all go in."""
-    cases = Batch().plan(MANY, Capabilities(max_batch=limit), "standard", 0)
+    cases = Batch().plan(grounds(MANY, Capabilities(max_batch=limit), "standard", 0))
 
     assert [len(case.prompts) for case in cases if case.id.endswith("/over")] == expected
 
@@ -134,7 +134,7 @@ def test_case_ids_are_unique(
     prompts: tuple[Prompt, ...], effort: Effort, limit: int | None
 ) -> None:
     """An id names one case, and its number is the number of its rows."""
-    cases = Batch().plan(prompts, Capabilities(max_batch=limit), effort, 0)
+    cases = Batch().plan(grounds(prompts, Capabilities(max_batch=limit), effort, 0))
 
     assert [name for name, n in Counter(case.id for case in cases).items() if n > 1] == []
     for case in cases:
@@ -206,7 +206,7 @@ def test_one_prompt_is_enough() -> None:
 
 def test_tokens_are_asked_of_each_prompt_alone() -> None:
     """One lone case a prompt, in the order of the prompts, for every engine."""
-    cases = Tokens().plan(MANY, Capabilities(batch=False), "quick", 0)
+    cases = Tokens().plan(grounds(MANY, Capabilities(batch=False), "quick", 0))
 
     assert [(case.id, case.alone) for case in cases] == [(f"alone/{p.id}", True) for p in MANY]
     assert Tokens().refuse(Capabilities(batch=False, stop=False)) is None
@@ -216,10 +216,10 @@ def test_tokens_are_asked_of_each_prompt_alone() -> None:
 def test_the_stop_check_costs_no_case_of_its_own(batch: bool, other: checks.Check) -> None:  # noqa: FBT001 - a parameter
     """Its cases are ones that another check drives anyway, one for each prompt."""
     can = Capabilities(batch=batch)
-    cases = Stop().plan(MANY, can, "standard", 0)
+    cases = Stop().plan(grounds(MANY, can, "standard", 0))
 
     assert [ids_of(case) for case in cases] == [[item.id] for item in MANY]
-    assert set(cases) <= set(other.plan(MANY, can, "standard", 0))
+    assert set(cases) <= set(other.plan(grounds(MANY, can, "standard", 0)))
 
 
 @pytest.mark.parametrize(

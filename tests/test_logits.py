@@ -18,7 +18,7 @@ from mlxcheck.checks.logits import Logits
 from mlxcheck.records import Comparison, Verdict
 from tests import engines
 from tests.support.drawing import unhurried
-from tests.support.made import prompt
+from tests.support.made import grounds, prompt
 
 if TYPE_CHECKING:
     from mlxcheck.checks import Effort
@@ -38,7 +38,7 @@ def plan(
     capabilities: Capabilities = FORCED, effort: Effort = "standard", seed: int = 0
 ) -> list[Case]:
     """Plan the check for these prompts."""
-    return list(Logits().plan(MANY, capabilities, effort, seed))
+    return list(Logits().plan(grounds(MANY, capabilities, effort, seed)))
 
 
 # --- What can be asked ------------------------------------------------------------------------
@@ -68,14 +68,14 @@ def test_a_forced_plan_has_cases_of_its_own() -> None:
     cases = plan()
 
     assert all(case.forced and case.id.startswith("forced-") for case in cases)
-    others = {case.id for case in Batch().plan(MANY, FORCED, "standard", 0)}
+    others = {case.id for case in Batch().plan(grounds(MANY, FORCED, "standard", 0))}
     assert not others & {case.id for case in cases}
 
 
 @pytest.mark.parametrize("effort", ["quick", "standard", "thorough"])
 def test_an_engine_that_cannot_be_forced_is_driven_once_for_all_checks(effort: Effort) -> None:
     """Its cases are those of other checks of the same effort, the same prompts in them."""
-    others = {case.id: case for case in Batch().plan(MANY, SHOWN, effort, 0)}
+    others = {case.id: case for case in Batch().plan(grounds(MANY, SHOWN, effort, 0))}
     cases = plan(SHOWN, effort)
 
     assert not any(case.forced for case in cases)
@@ -124,9 +124,9 @@ def test_a_plan_is_the_same_always_and_names_each_case_once(
 ) -> None:
     """However few prompts there are."""
     capabilities = FORCED if forced else SHOWN
-    cases = Logits().plan(MANY[:size], capabilities, "standard", seed)
+    cases = Logits().plan(grounds(MANY[:size], capabilities, "standard", seed))
 
-    assert cases == Logits().plan(MANY[:size], capabilities, "standard", seed)
+    assert cases == Logits().plan(grounds(MANY[:size], capabilities, "standard", seed))
     ids = [case.id for case in cases]
     assert len(set(ids)) == len(ids)
 

@@ -242,7 +242,7 @@ def test_too_few_prompts_are_no_limit_of_detection() -> None:
 
     errors = _tested(run)[0]
 
-    assert limits(run.noise, run.expected, errors) == ("a change of doubling of a knob",)
+    assert limits(run.noise, run.expected, errors) == ("a change of 100 % or more of a knob",)
 
 
 def test_nothing_compared_has_nothing_to_say() -> None:
@@ -363,7 +363,7 @@ def test_a_change_that_does_nothing_is_never_seen(*, clean: bool) -> None:
     """The limit of what leaves no mark is no number of percent, whatever is rolled anew."""
     run = probed(world(1), size=0.0, clean=clean)
 
-    assert limits(run.noise, run.expected, _tested(run)[0]) == (f"a change of doubling {WHAT}",)
+    assert limits(run.noise, run.expected, _tested(run)[0]) == (f"a change of 100 % or more {WHAT}",)
 
 
 def test_each_planted_change_is_told_once() -> None:

@@ -30,6 +30,9 @@ class Capabilities:
         prefix_cache: Requests may reuse the KV cache of earlier ones.
         prefill_chunk: The most prompt tokens in one prefill step; None if unlimited or
             unknown.
+        sets_prefill_chunk: The backend has ``set_prefill_chunk(size: int | None) -> None``:
+            requests that are submitted from then on are prefilled in calls of at most so
+            many tokens; None is the engine's own size again.
         casts: `Backend.open` loads the checkpoint that it is given, so that a copy of it in
             float32 can be compared too.
         teacher_forcing: The engine can be made to go on from tokens that it is given
@@ -47,6 +50,7 @@ class Capabilities:
     stop: bool = True
     prefix_cache: bool = False
     prefill_chunk: int | None = None
+    sets_prefill_chunk: bool = False
     casts: bool = True
     teacher_forcing: bool = False
     logits: bool = False

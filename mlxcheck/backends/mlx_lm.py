@@ -40,6 +40,7 @@ class MlxLmBackend:
         self.capabilities = Capabilities(
             max_batch=completion_batch_size,
             prefill_chunk=prefill_step_size,
+            sets_prefill_chunk=True,
             teacher_forcing=True,
             logits=True,
             logprobs=True,
@@ -59,6 +60,7 @@ class MlxLmBackend:
         self._forced: dict[int, Forced] = {}
         self._alone: dict[str, _Solo] = {}
         self._width = 0
+        self._chunk = prefill_step_size
         self._chunks = 0
 
     def open(self, model: ModelRef) -> None:
@@ -101,11 +103,15 @@ class MlxLmBackend:
             self._tokenizer = tokenizer_of(self._ref)
         return self._tokenizer
 
+    def set_prefill_chunk(self, size: int | None) -> None:
+        """Read prompts in calls of so many tokens from now on; None: as it was made."""
+        self._chunk = size or self._sizes["prefill_step_size"]
+        self._generator.prefill_step_size = self._chunk
+
     def submit(self, request: Request) -> None:
         """Queue a request in the generator, or keep it for a run of its own."""
         if request.alone:
-            step = self._sizes["prefill_step_size"]
-            self._alone[request.id] = _Solo(self._model, request, step)
+            self._alone[request.id] = _Solo(self._model, request, self._chunk)
             return
         options: dict[str, Any] = {}
         forced = Forced(request.forced) if request.forced else None

@@ -93,11 +93,13 @@ class SglangBackend:
             stop=False,
             prefix_cache=radix_cache,
             prefill_chunk=prefill_chunk,
+            sets_prefill_chunk=True,
             teacher_forcing=True,
             logits=True,
             logprobs=True,
         )
         self._lazy = lazy
+        self._chunk = prefill_chunk
         self._slots = pool_size
         self._runner: Any = None
         self._ledger: Any = None
@@ -135,6 +137,10 @@ class SglangBackend:
         self._runner.init_cache_pools(req_to_token_pool=self._ledger.rows)
         self._forcing = Forcing(self._runner)
         self.capabilities = self._forcing.settle(self.capabilities)
+
+    def set_prefill_chunk(self, size: int | None) -> None:
+        """Read prompts in chunks of so many tokens from now on; None: as it was made."""
+        self._chunk = size or self.capabilities.prefill_chunk
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -224,7 +230,7 @@ class SglangBackend:
         As in SGLang, a prompt that was begun goes first, and the chunk size is shared by
         all prompts of one launch. The plain surface takes one prompt at a time.
         """
-        room = self.capabilities.prefill_chunk or sys.maxsize
+        room = self._chunk or sys.maxsize
         chunks: list[tuple[_Live, int]] = []
         live = self._partial or self._admit()
         while live is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from mlxcheck.compare import without_verdict
 from mlxcheck.messages import Place
-from mlxcheck.records import Case, Comparison, Prompt, Trace
+from mlxcheck.records import Case, Comparison, Prompt, Trace, Verdict
 
 if TYPE_CHECKING:
     from mlxcheck.backends.base import Backend, Capabilities
@@ -18,13 +20,17 @@ __all__ = [
     "Effort",
     "EncodeReference",
     "Expected",
+    "Grounds",
     "Inspects",
     "PlaceFor",
     "PlaceOf",
     "judge_one",
+    "judge_rows",
+    "longest_first",
     "not_formed",
     "single",
     "solo",
+    "until_left",
 ]
 
 _MIN_OVERLAP = 8
@@ -47,6 +53,28 @@ EncodeReference = Callable[[Sequence[Mapping[str, str]]], tuple[int, ...]]
 """The ids that mlx-lm makes of chat turns by default; raises `PromptError`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grounds:
+    """What a plan is made from.
+
+    Attributes:
+        prompts: All of the run, in order.
+        capabilities: Of the open engine.
+        effort: How much of the time there is.
+        seed: Deals prompts.
+        expected: The reference's traces by prompt id; a prompt that is not here is company
+            only.
+        model: The checkpoint.
+    """
+
+    prompts: Sequence[Prompt]
+    capabilities: Capabilities
+    effort: Effort = "standard"
+    seed: int = 0
+    expected: Expected
+    model: ModelRef
+
+
 class Check(Protocol):
     """One question. Stateless; the module that defines it is its only room."""
 
@@ -55,10 +83,8 @@ class Check(Protocol):
     def refuse(self, capabilities: Capabilities) -> str | None:
         """Return why a backend cannot be asked this, or None."""
 
-    def plan(
-        self, prompts: Sequence[Prompt], capabilities: Capabilities, effort: Effort, seed: int
-    ) -> tuple[Case, ...]:
-        """Return the cases to drive: the same ones for the same arguments, always."""
+    def plan(self, grounds: Grounds) -> tuple[Case, ...]:
+        """Return the cases to drive: the same ones for the same grounds, always."""
 
     def judge(
         self, case: Case, expected: Expected, answers: Answers, place_of: PlaceOf
@@ -101,6 +127,53 @@ def judge_one(
     if trace is None:
         return ()
     return (compare(place_of(0), trace, answers.traces[0]),)
+
+
+def judge_rows(  # noqa: PLR0913 - those of `Check.judge`, what to do and a reason
+    compare: Callable[[Place, Trace, Trace], Comparison],
+    case: Case,
+    expected: Expected,
+    answers: Answers,
+    place_of: PlaceOf,
+    *,
+    not_engaged: str = "",
+) -> tuple[Comparison, ...]:
+    """Judge each row whose prompt is asked for; of one that left, what it had said.
+
+    Args:
+        compare: Two traces to a comparison.
+        case: Spelled out, as it was driven.
+        expected: The reference's traces by the ids of its prompts.
+        answers: What it brought.
+        place_of: Places of its rows.
+        not_engaged: Why what is asked did not come about: then agreement is no verdict, and
+            a difference is one all the same.
+    """
+    out: list[Comparison] = []
+    for row, (prompt, actual) in enumerate(zip(case.prompts, answers.traces, strict=True)):
+        trace = expected.get(prompt.id)
+        if trace is None or (actual.left and not actual.tokens):
+            continue
+        found = compare(place_of(row), until_left(trace, actual), actual)
+        if not_engaged and found.verdict in {Verdict.EXACT, Verdict.TIE}:
+            found = without_verdict(place_of(row), not_engaged)
+        out.append(found)
+    return tuple(out)
+
+
+def longest_first(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Order prompts by their lengths, longest first, and by their ids."""
+    return sorted(prompts, key=lambda prompt: (-len(prompt.tokens), prompt.id))
+
+
+def until_left(expected: Trace, actual: Trace) -> Trace:
+    """Return the part of the reference's answer that a row which left can be held against."""
+    said = len(actual.tokens)
+    if not actual.left or said >= len(expected.tokens):
+        return expected
+    return replace(
+        expected, tokens=expected.tokens[:said], scores=expected.scores[:said], finish=None
+    )
 
 
 def not_formed(case: Case, expected: Expected, answers: Answers) -> str:

@@ -12,7 +12,15 @@ from dataclasses import replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
-from mlxcheck.checks.base import Effort, Expected, PlaceOf, not_formed, single
+from mlxcheck.checks.base import (
+    Effort,
+    Expected,
+    Grounds,
+    PlaceOf,
+    longest_first,
+    not_formed,
+    single,
+)
 from mlxcheck.compare import compare_end, compare_tokens, without_verdict
 from mlxcheck.records import Case, Comparison, Prompt, Trace, Verdict
 
@@ -39,23 +47,22 @@ class Batch:
         """Refuse engines that take one request at a time."""
         return None if capabilities.batch else "the backend takes one request at a time"
 
-    def plan(
-        self, prompts: Sequence[Prompt], capabilities: Capabilities, effort: Effort, seed: int
-    ) -> tuple[Case, ...]:
+    def plan(self, grounds: Grounds) -> tuple[Case, ...]:
         """Return groups of every size, with equal, shorter and longer neighbours.
 
         A standard plan deals each prompt into one group and costs about three times the
         decoding of the prompts alone, on an engine that gains nothing from batching; a
         thorough one deals every prompt into every size, in both orders.
         """
-        by_length = sorted(prompts, key=lambda prompt: (-len(prompt.tokens), prompt.id))
+        effort = grounds.effort
+        by_length = longest_first(grounds.prompts)
         cases = [*_single(by_length, effort)]
-        cases += groups(by_length, effort, seed)
+        cases += groups(by_length, effort, grounds.seed)
         cases += extremes(by_length)
         cases += _equal_lengths(by_length)
         cases += _same(by_length)
         if effort != "quick":
-            cases += _over(by_length, capabilities.max_batch)
+            cases += _over(by_length, grounds.capabilities.max_batch)
         return tuple(cases)
 
     def judge(

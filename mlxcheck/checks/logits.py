@@ -11,16 +11,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mlxcheck.checks.base import Effort, Expected, PlaceOf, not_formed, single, solo
+from mlxcheck.checks.base import (
+    Expected,
+    Grounds,
+    PlaceOf,
+    judge_rows,
+    longest_first,
+    not_formed,
+    single,
+    solo,
+)
 from mlxcheck.checks.batch import extremes, groups
-from mlxcheck.compare import without_verdict
 from mlxcheck.drift import compare_numbers
-from mlxcheck.records import Case, Comparison, Prompt, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from mlxcheck.backends.base import Capabilities
+    from mlxcheck.records import Case, Comparison
     from mlxcheck.session import Answers
 
 __all__ = ["Logits"]
@@ -37,16 +45,14 @@ class Logits:
             return None
         return "the backend shows neither logits nor log-probabilities"
 
-    def plan(
-        self, prompts: Sequence[Prompt], capabilities: Capabilities, effort: Effort, seed: int
-    ) -> tuple[Case, ...]:
+    def plan(self, grounds: Grounds) -> tuple[Case, ...]:
         """Return cases of the `batch` check's kind, forced where the engine can be.
 
         A quick plan has a few prompts alone and a group of each size; a standard one deals
         each prompt into one group; a thorough one has each prompt alone too, in both ways.
         """
-        cases = list(_cases(prompts, capabilities, effort, seed))
-        if not capabilities.teacher_forcing:
+        cases = list(_cases(grounds))
+        if not grounds.capabilities.teacher_forcing:
             return tuple(cases)  # the same cases as of other checks, driven once for all
         return tuple(replace(case, id=f"forced-{case.id}", forced=True) for case in cases)
 
@@ -54,26 +60,16 @@ class Logits:
         self, case: Case, expected: Expected, answers: Answers, place_of: PlaceOf
     ) -> tuple[Comparison, ...]:
         """Compare the numbers of each row."""
-        out: list[Comparison] = []
-        for row, (prompt, actual) in enumerate(zip(case.prompts, answers.traces, strict=True)):
-            trace = expected.get(prompt.id)
-            if trace is None:
-                continue
-            found = compare_numbers(place_of(row), trace, actual)
-            why = not_formed(case, expected, answers)
-            if why and found.verdict in {Verdict.EXACT, Verdict.TIE}:
-                found = without_verdict(place_of(row), why)
-            out.append(found)
-        return tuple(out)
+        why = not_formed(case, expected, answers)
+        return judge_rows(compare_numbers, case, expected, answers, place_of, not_engaged=why)
 
 
-def _cases(
-    prompts: Sequence[Prompt], capabilities: Capabilities, effort: Effort, seed: int
-) -> Iterator[Case]:
-    by_length = sorted(prompts, key=lambda prompt: (-len(prompt.tokens), prompt.id))
-    every = 1 if effort == "thorough" or not capabilities.batch else max(1, len(prompts) // 4)
+def _cases(grounds: Grounds) -> Iterator[Case]:
+    by_length, effort = longest_first(grounds.prompts), grounds.effort
+    all_alone = effort == "thorough" or not grounds.capabilities.batch
+    every = 1 if all_alone else max(1, len(by_length) // 4)
     yield from (solo(prompt) for prompt in by_length[::every])
-    if capabilities.batch:
+    if grounds.capabilities.batch:
         yield from (single(prompt) for prompt in by_length[::every])
-        yield from groups(by_length, effort, seed)
+        yield from groups(by_length, effort, grounds.seed)
         yield from extremes(by_length)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mlxcheck.backends.base import Backend, Capabilities
-    from mlxcheck.checks.base import Effort, EncodeReference, Expected, PlaceFor, PlaceOf
+    from mlxcheck.checks.base import EncodeReference, Expected, Grounds, PlaceFor, PlaceOf
     from mlxcheck.records import ModelRef
     from mlxcheck.session import Answers
 
@@ -34,11 +34,9 @@ class Prompts:
         """Refuse backends that cannot say what their engine makes of a chat."""
         return None if capabilities.encode else "the backend takes token ids only"
 
-    def plan(
-        self, prompts: Sequence[Prompt], capabilities: Capabilities, effort: Effort, seed: int
-    ) -> tuple[Case, ...]:
+    def plan(self, grounds: Grounds) -> tuple[Case, ...]:
         """Return nothing: no request is made."""
-        del prompts, capabilities, effort, seed
+        del grounds
         return ()
 
     def judge(

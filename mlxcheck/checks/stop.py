@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlxcheck.checks.base import Effort, Expected, PlaceOf, judge_one, single, solo
+from mlxcheck.checks.base import Expected, Grounds, PlaceOf, judge_one, single, solo
 from mlxcheck.compare import compare_end
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mlxcheck.backends.base import Capabilities
-    from mlxcheck.records import Case, Comparison, Prompt
+    from mlxcheck.records import Case, Comparison
     from mlxcheck.session import Answers
 
 __all__ = ["Stop"]
@@ -35,13 +33,10 @@ class Stop:
             return None
         return "the backend leaves stopping to its caller"
 
-    def plan(
-        self, prompts: Sequence[Prompt], capabilities: Capabilities, effort: Effort, seed: int
-    ) -> tuple[Case, ...]:
+    def plan(self, grounds: Grounds) -> tuple[Case, ...]:
         """Return one case a prompt: a batch of one, or the prompt alone."""
-        del effort, seed
-        case_of = single if capabilities.batch else solo
-        return tuple(case_of(prompt) for prompt in prompts)
+        case_of = single if grounds.capabilities.batch else solo
+        return tuple(case_of(prompt) for prompt in grounds.prompts)
 
     def judge(
         self, case: Case, expected: Expected, answers: Answers, place_of: PlaceOf

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlxcheck.checks.base import Effort, Expected, PlaceOf, judge_one, solo
+from mlxcheck.checks.base import Expected, Grounds, PlaceOf, judge_one, solo
 from mlxcheck.compare import compare_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mlxcheck.backends.base import Capabilities
-    from mlxcheck.records import Case, Comparison, Prompt
+    from mlxcheck.records import Case, Comparison
     from mlxcheck.session import Answers
 
 __all__ = ["Tokens"]
@@ -27,12 +25,9 @@ class Tokens:
         del capabilities
         return None
 
-    def plan(
-        self, prompts: Sequence[Prompt], capabilities: Capabilities, effort: Effort, seed: int
-    ) -> tuple[Case, ...]:
+    def plan(self, grounds: Grounds) -> tuple[Case, ...]:
         """Return one case a prompt."""
-        del capabilities, effort, seed
-        return tuple(solo(prompt) for prompt in prompts)
+        return tuple(solo(prompt) for prompt in grounds.prompts)
 
     def judge(
         self, case: Case, expected: Expected, answers: Answers, place_of: PlaceOf

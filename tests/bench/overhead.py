@@ -21,6 +21,7 @@ from pathlib import Path
 
 from mlxcheck import checkpoint, checks, prompts, reference
 from mlxcheck.backends.mlx_lm import MlxLmBackend
+from mlxcheck.checks.base import Grounds
 
 ROOT = Path(__file__).parents[2]
 MAX_TOKENS = 64
@@ -38,11 +39,16 @@ def plan(model: str) -> dict[str, object]:
     """Return the prompts and cases of a standard run, as the bare script reads them."""
     found = checkpoint.inspect(model)
     asked = prompts.encode(prompts.packaged(), reference.read_tokenizer(found))
-    can = MlxLmBackend().capabilities
+    grounds = Grounds(
+        prompts=asked,
+        capabilities=MlxLmBackend().capabilities,
+        expected={},
+        model=found.model,
+    )
     cases = {
         case.id: {"alone": case.alone, "prompts": [prompt.id for prompt in case.prompts]}
         for check in checks.named(CHECKS)
-        for case in check.plan(asked, can, "standard", 0)
+        for case in check.plan(grounds)
     }
     return {
         "max_tokens": MAX_TOKENS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlxcheck.checks.base import Grounds
 from mlxcheck.messages import Place
 from mlxcheck.noise import Arm, Noise
 from mlxcheck.records import Case, Finish, ModelRef, Prompt, Scores, Trace
@@ -11,11 +12,14 @@ from mlxcheck.records import Case, Finish, ModelRef, Prompt, Scores, Trace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mlxcheck.backends.base import Capabilities
+    from mlxcheck.checks.base import Effort
     from mlxcheck.records import Fault
 
 __all__ = [
     "STOPS",
     "case_of",
+    "grounds",
     "measured",
     "model",
     "place",
@@ -32,6 +36,24 @@ STOPS = (2, 3)
 def model(*, vocab_size: int = 100, stop_ids: tuple[int, ...] = STOPS) -> ModelRef:
     """Make a model that is nowhere on disk."""
     return ModelRef(source="a/tiny", path="/a/tiny", vocab_size=vocab_size, stop_ids=stop_ids)
+
+
+def grounds(
+    prompts: Sequence[Prompt],
+    capabilities: Capabilities,
+    effort: Effort = "standard",
+    seed: int = 0,
+    expected: Sequence[Trace] = (),
+) -> Grounds:
+    """Make what a plan is made from."""
+    return Grounds(
+        prompts=prompts,
+        capabilities=capabilities,
+        effort=effort,
+        seed=seed,
+        expected={each.prompt_id: each for each in expected},
+        model=model(),
+    )
 
 
 def prompt(name: str = "sum", length: int = 3) -> Prompt:
