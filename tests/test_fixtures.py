@@ -25,9 +25,30 @@ NAMES = (
     "qwen3_moe-8bit",
     "qwen3-float32",
     "qwen3-8bit",
+    "gemma3_text-float32",
+    "lfm2-float32",
+    "gemma2-float32",
 )
+TIED = ("lfm2-float32", "gemma2-float32")
+"""Their head is the embedding, transposed: mlx-lm's classes have no other."""
+
 MEGABYTE = 10**6
 CHAT_END, TEXT_END = "<|im_end|>", "<|endoftext|>"
+
+
+SPECIALS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("gemma3_text-float32", {"sliding_window": 2048}),
+    ("gemma3_text-float32", {"sliding_window": 15}),
+    ("gemma3_text-float32", {"sliding_window_pattern": 3}),
+    ("gemma3_text-float32", {"rope_local_base_freq": 1e6}),
+    ("gemma3_text-float32", {"rope_theta": 1e4}),
+    ("gemma3_text-float32", {"query_pre_attn_scalar": 32}),
+    ("gemma2-float32", {"attn_logit_softcapping": 1e9}),
+    ("gemma2-float32", {"final_logit_softcapping": 1e9}),
+    ("gemma2-float32", {"query_pre_attn_scalar": 32}),
+    ("lfm2-float32", {"rope_theta": 1e4}),
+)
+"""What a family is there for, set to what an engine would take by mistake."""
 
 
 def _numbers(first: int, last: int) -> str:
@@ -108,7 +129,7 @@ def test_answers_and_ends(loaded: tuple[Any, Any]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_folder(name: str) -> None:
-    """A folder is small and says what engines look for: two stops, untied embeddings."""
+    """A folder is small and says what engines look for: two stops, and where the head is."""
     folder = MODELS / name
     assert sum(path.stat().st_size for path in folder.iterdir()) < 3 * MEGABYTE
     assert {path.name for path in folder.iterdir()} == {
@@ -119,7 +140,7 @@ def test_folder(name: str) -> None:
         "tokenizer_config.json",
     }
     config = _json(folder / "config.json")
-    assert config["tie_word_embeddings"] is False
+    assert config["tie_word_embeddings"] is (name in TIED)
     assert ("quantization" in config) == name.endswith("-8bit")
     stops = _json(folder / "generation_config.json")["eos_token_id"]
     added = _json(folder / "tokenizer.json")["added_tokens"]
@@ -130,12 +151,12 @@ def test_folder(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_weights(name: str) -> None:
-    """Float32 is all float32; 8-bit is bf16 with packed experts; the head is its own."""
+    """Float32 is all float32; 8-bit is bf16 with packed experts; a head is there or tied."""
     import mlx.core as mx
 
     weights = mx.load(str(MODELS / name / "model.safetensors"))
     assert isinstance(weights, dict)
-    assert "lm_head.weight" in weights
+    assert ("lm_head.weight" in weights) == (name not in TIED)
     kinds = {value.dtype for value in weights.values()}
     if name.endswith("-float32"):
         assert kinds == {mx.float32}
@@ -144,6 +165,41 @@ def test_weights(name: str) -> None:
     experts = [key for key in weights if "switch_mlp" in key and key.endswith(".weight")]
     assert bool(experts) == ("moe" in name)
     assert all(weights[key].dtype == mx.uint32 for key in experts)
+
+
+def _last(name: str, changed: dict[str, Any] | None = None) -> Any:
+    """The logits after a long prompt, of a model with some of its settings *changed*."""
+    import mlx.core as mx
+    import mlx_lm
+
+    model, tokenizer = mlx_lm.load(str(MODELS / name), model_config=changed or {})[:2]
+    entry = next(entry for entry in _prompts() if entry["id"] == "filler-capital-kenya")
+    return model(mx.array([_ids(tokenizer, entry)]))[0, -1]
+
+
+@pytest.mark.parametrize(("name", "changed"), SPECIALS, ids=str)
+def test_specials_matter(name: str, changed: dict[str, Any]) -> None:
+    """An engine that overlooks what a family is there for says something else."""
+    assert abs(_last(name) - _last(name, changed)).max().item() > 0.01
+
+
+def test_state_matters() -> None:
+    """The convolutions of lfm2 need the state of their own row, between steps too."""
+    import mlx.core as mx
+    import mlx_lm
+    from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
+
+    model, tokenizer = mlx_lm.load(str(MODELS / "lfm2-float32"))[:2]
+    prompt = _ids(tokenizer, _prompts()[0])
+    found = []
+    for forgotten in (False, True):
+        cache = make_prompt_cache(model)
+        assert [type(each) for each in cache] == [ArraysCache, KVCache] * 2
+        model(mx.array([prompt[:-1]]), cache=cache)
+        if forgotten:
+            cache[0][0] = mx.zeros_like(cache[0][0])
+        found.append(model(mx.array([prompt[-1:]]), cache=cache)[0, -1])
+    assert abs(found[0] - found[1]).max().item() > 0.01
 
 
 def test_prompts_are_well_formed() -> None:
