@@ -23,6 +23,7 @@ class Capabilities:
 
     Attributes:
         batch: Several requests may be in flight at once.
+        joins: Requests may be submitted, and cancelled, while others are being answered.
         max_batch: The most rows that the engine decodes in one step; None if unlimited
             or unknown. More may be submitted: the engine queues them.
         stop: The engine ends a request at a stop id by itself. Where False, the session
@@ -35,6 +36,7 @@ class Capabilities:
             many tokens; None is the engine's own size again.
         casts: `Backend.open` loads the checkpoint that it is given, so that a copy of it in
             float32 can be compared too.
+        drafts: The engine proposes tokens and has the model decide (speculative decoding).
         teacher_forcing: The engine can be made to go on from tokens that it is given
             (`Request.forced`) instead of its own.
         logits: `Emission.logits` is set; for forced requests at least.
@@ -46,12 +48,14 @@ class Capabilities:
     """
 
     batch: bool = True
+    joins: bool = True
     max_batch: int | None = None
     stop: bool = True
     prefix_cache: bool = False
     prefill_chunk: int | None = None
     sets_prefill_chunk: bool = False
     casts: bool = True
+    drafts: bool = False
     teacher_forcing: bool = False
     logits: bool = False
     logprobs: bool = False
@@ -141,6 +145,8 @@ class Backend(Protocol):
 
         ``batch_width``: rows of the latest decode step. ``cached_tokens``: prompt tokens
         that were not computed again. ``prefill_chunks``: prefill calls so far.
+        ``drafted_tokens`` and ``accepted_tokens``: what a draft proposed so far, and what of
+        it the model took.
         """
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class FunctionBackend:
 
     def __init__(self, generate: Generate, name: str) -> None:
         self.name = name
-        self.capabilities = Capabilities(stop=False, casts=False)
+        self.capabilities = Capabilities(stop=False, casts=False, joins=False)
         self._generate = generate
         self._waiting: list[Request] = []
 
