@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mlxcheck.errors import MlxCheckError, ReferenceMismatch
     from mlxcheck.policy import Policy
     from mlxcheck.records import Comparison, ModelRef, Prompt, Trace, Verdict
+    from mlxcheck.replay import assert_replays
     from mlxcheck.report import Report
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "assert_reference_equal",
+    "assert_replays",
     "check",
 ]
 
@@ -55,6 +57,7 @@ _HOMES = {
     "Trace": "records",
     "Verdict": "records",
     "assert_reference_equal": "assertions",
+    "assert_replays": "replay",
     "check": "assertions",
 }
 

@@ -87,7 +87,7 @@ def _follow(
         name = prompt.id if step is None else f"{prompt.id}+{row}"
         prompts.append(replace(prompt, id=name, tokens=prompt.tokens + said))
         rests.append(budgets[row] - len(said))
-    return replace(case, id=f"{case.id}+{number}", prompts=tuple(prompts)), rests
+    return replace(case, id=f"{case.id}+{number}", prompts=tuple(prompts), rounds=1), rests
 
 
 def _rests(

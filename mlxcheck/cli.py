@@ -8,13 +8,16 @@ import math
 import os
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxcheck import checks, memory, prompts, reference, report
 from mlxcheck.backends import registry
 from mlxcheck.command import INTERRUPTED, PASS, USAGE, Command, Plan, status_of, tell
+from mlxcheck.command_replay import add_replay_options, run_replay
 from mlxcheck.errors import MlxCheckError, UsageError
 from mlxcheck.policy import LONGEST_S, MODES, PRECISIONS, Policy
+from mlxcheck.repro import Shrinking
 from mlxcheck.settings import Settings
 
 if TYPE_CHECKING:
@@ -89,6 +92,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(action=_run)
     _add_run_options(run)
+    again = commands.add_parser(
+        "replay",
+        help="drive a failure again that `run --shrink` has kept",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    again.set_defaults(action=run_replay)
+    add_replay_options(again)
     return parser
 
 
@@ -118,6 +129,29 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     add("--revision", help="revision of the models on the hub")
     add("--trust-remote-code", action="store_true", help="run code that a checkpoint brings")
     add("--json", metavar="FILE", help="write the report here")
+    _add_shrinking(run)
+
+
+def _add_shrinking(run: argparse.ArgumentParser) -> None:
+    default, add = Shrinking(), run.add_argument
+    add(
+        "--shrink",
+        action="store_true",
+        help="shrink the first failure of each check, and write replay files",
+    )
+    add(
+        "--shrink-budget",
+        type=float,
+        default=default.budget_s,
+        metavar="SECONDS",
+        help="for each failure that is shrunk; default: %(default)g",
+    )
+    add(
+        "--shrink-to",
+        default=default.folder,
+        metavar="FOLDER",
+        help="where replay files go; default: the working folder",
+    )
 
 
 def _add_rules(run: argparse.ArgumentParser) -> None:
@@ -205,7 +239,19 @@ def _plan(options: argparse.Namespace) -> Plan:
         questions=prompts.read_file(options.prompts) if options.prompts else None,
         settings=settings,
         json=options.json,
+        shrinking=_shrinking(options),
     )
+
+
+def _shrinking(options: argparse.Namespace) -> Shrinking | None:
+    if not options.shrink:
+        return None
+    budget, folder = options.shrink_budget, options.shrink_to
+    if not (math.isfinite(budget) and 0 < budget <= LONGEST_S):
+        msg = f"--shrink-budget {budget:g}: expected 0 < SECONDS <= {LONGEST_S}."
+        raise UsageError(msg)
+    report.require_writable(Path(folder, "mlxcheck-replay-1.json"))
+    return Shrinking(budget_s=budget, folder=folder)
 
 
 def _several(given: Sequence[str] | None, variable: str) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from mlxcheck.errors import (
 from mlxcheck.precisions import record_passes
 from mlxcheck.records import Case, Comparison, Verdict
 from mlxcheck.report import Report
+from mlxcheck.repro import MOST, failures
 from mlxcheck.run import Drive
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from mlxcheck.precisions import Passes
     from mlxcheck.prompts import Question
     from mlxcheck.recording import Recorded
+    from mlxcheck.repro import Failed, Shrinking
     from mlxcheck.settings import Settings
 
 __all__ = [
@@ -69,6 +71,7 @@ class Plan:
         questions: The prompts; None for the packaged set.
         settings: What the runs depend on.
         json: Where the report goes; None for nowhere.
+        shrinking: How failures are shrunk; None: they are not.
     """
 
     models: tuple[str, ...]
@@ -78,6 +81,7 @@ class Plan:
     questions: tuple[Question, ...] | None
     settings: Settings
     json: str | None
+    shrinking: Shrinking | None = None
 
 
 def tell(text: str) -> None:
@@ -110,6 +114,8 @@ class Command:
         self._drive: Drive | None = None
         self._passes_done: list[Report] = []
         self._cut_by = ""
+        self._failed: dict[tuple[str, str, str], Failed] = {}
+        self._shrunk: list[str] = []
 
     def run(self) -> int:
         """Do all of it and return the exit status."""
@@ -118,6 +124,7 @@ class Command:
                 for passes in self._record_all(copies):
                     for backend in self._plan.backends:
                         self._compare(passes, backend)
+                self._shrink()
         except KeyboardInterrupt:
             self._cut_by = _CTRL_C
         except Exception:  # noqa: BLE001 - a bug of ours must not lose what was found
@@ -190,7 +197,29 @@ class Command:
         )
         with drive:
             drive.run()
-        return drive.report()
+        report = drive.report()
+        for failed in failures(recorded, backend, drive.plan, report.failures):
+            # A failure of two passes is one.
+            key = (recorded.model.source, backend, failed.comparison.check)
+            self._failed.setdefault(key, failed)
+        return report
+
+    def _shrink(self) -> None:
+        """Shrink the first failures, when all has been compared and before copies go."""
+        self._drive = None
+        if self._plan.shrinking is None:
+            return
+        for failed in list(self._failed.values())[:MOST]:
+            tell(f"shrinking {failed.comparison.check} {failed.case.id}")
+            try:
+                self._shrunk.append(
+                    failed.shrink(self._plan.settings, self._plan.shrinking, self._last_words)
+                )
+            except MemoryNotReleased as error:
+                tell(str(error))
+                return
+            except MlxCheckError as error:
+                tell(str(error))
 
     def _give_up(self, model: str, backends: Iterable[str], error: MlxCheckError) -> None:
         """Tell why a model is not compared, and keep that among the reports."""
@@ -243,6 +272,7 @@ class Command:
                 terminal.show_partial(self._reports, console, self._cut_by)
             else:
                 terminal.show(self._reports, console)
+            sys.stdout.writelines(f"\n{text}" for text in self._shrunk)
             sys.stdout.flush()
         except (BrokenPipeError, SystemExit):
             # Whoever read our output has seen enough: rich would exit with status 1, and the

@@ -78,6 +78,12 @@ OPTIONS = (
     Option("effort", "word", "quick, standard or thorough (standard)", "E"),
     Option("max-tokens", "word", "the most tokens of each answer (64)", "N"),
     Option("seed", "word", "deals the prompts into batches (0)", "N"),
+    Option(
+        "examples",
+        "word",
+        "cases that a search draws for each backend and pass, with hypothesis (0: no search)",
+        "N",
+    ),
     Option("revision", "word", "the hub revision of the models", "R"),
     Option("trust-remote-code", "flag", "let code in a checkpoint be run"),
     Option("prompts", "word", "a JSON file of prompts (the packaged set)", "FILE"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from mlxcheck import anchoring, memory, reference
 from mlxcheck.asked import ask, under_own_ids
 from mlxcheck.backends import registry
-from mlxcheck.checks.base import Grounds, Inspects
+from mlxcheck.checks.base import Grounds, Inspects, nothing_to_ask
 from mlxcheck.checks.logits import Logits
 from mlxcheck.checks.tokens import Tokens
 from mlxcheck.engagement import caveat, engagement
@@ -160,6 +160,9 @@ class Drive:
                 self.not_asked[check.name] = reason
                 continue
             cases = check.plan(grounds)
+            if not cases and not isinstance(check, Inspects):
+                self.not_asked[check.name] = nothing_to_ask(check, grounds)
+                continue
             self._all_cases |= {case.id for case in cases}
             if self._only is not None:
                 cases = tuple(case for case in cases if case.id in self._only)

@@ -81,4 +81,7 @@ class Timeline:
 
     def _late(self, moment: Moment) -> bool:
         """Tell whether a row ended that was to be still alive."""
-        return moment.tokens is not None and self._rows[moment.row].done
+        row = self._rows[moment.row]
+        if moment.tokens is None or not row.done:
+            return False
+        return not (row.left and len(row.tokens) >= moment.tokens)  # who left at that moment

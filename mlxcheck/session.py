@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from mlxcheck.backends.base import Backend, Capabilities, Request
 from mlxcheck.calling import Calling
 from mlxcheck.driving import Driving
 from mlxcheck.errors import BackendError, EngineFault, UsageError
+from mlxcheck.growth import Held, measure
 from mlxcheck.inflight import Row, Seen
 from mlxcheck.observing import Watcher
 from mlxcheck.records import Case, Fault, ModelRef, Trace
@@ -41,7 +42,10 @@ class Answers:
             reports none.
         chunks: Prefill calls that it reported over the case; None if it reports none.
         cached: Prompt tokens that it reports not to have computed again; None likewise.
+        drafted: Tokens that a draft proposed over the case; None if it reports none.
+        accepted: How many of these the model took; None likewise.
         missed: Rows whose join or leave did not come at its moment.
+        growth: What was held after each round; empty for a case of one.
     """
 
     traces: tuple[Trace, ...]
@@ -49,6 +53,9 @@ class Answers:
     chunks: int | None = None
     cached: int | None = None
     missed: tuple[int, ...] = ()
+    drafted: int | None = None
+    accepted: int | None = None
+    growth: tuple[Held, ...] = ()
 
 
 class Session:
@@ -147,6 +154,9 @@ class Session:
     ) -> Answers:
         """Submit a case's prompts together and step until each has ended.
 
+        A case of several rounds is driven so often, with new requests each time, up to the
+        first round that has a fault.
+
         Args:
             case: At least one prompt.
             max_tokens: The most tokens for each, or for each its own.
@@ -155,7 +165,8 @@ class Session:
                 engine shows its numbers.
 
         Returns:
-            A trace for every row, faults included; this raises for misuse alone.
+            A trace for every row, of the last round, faults included; this raises for
+            misuse alone.
 
         Raises:
             UsageError: Outside ``with``, or from a thread that did not open the engine.
@@ -169,7 +180,18 @@ class Session:
                 "an engine is driven from the one that opened it."
             )
             raise UsageError(msg)
-        requests, rows = self._prepare(case, max_tokens, expected or {})
+        answers = self._round(case, max_tokens, expected or {})
+        growth = [measure()] if case.rounds > 1 else []
+        while len(growth) < case.rounds > 1 and not any(row.fault for row in answers.traces):
+            answers = self._round(case, max_tokens, expected or {})
+            growth.append(measure())
+        return replace(answers, growth=tuple(growth))
+
+    def _round(
+        self, case: Case, max_tokens: int | Sequence[int], expected: Mapping[str, Trace]
+    ) -> Answers:
+        """Drive a case once."""
+        requests, rows = self._prepare(case, max_tokens, expected)
         seen = Seen(self._totals)
         missed: tuple[int, ...] = ()
         with self._watchdog.hold():
@@ -182,8 +204,15 @@ class Session:
                         row.fail(fault)
         self._totals = seen.totals
         traces = tuple(row.trace() for row in rows.values())
-        grown = seen.grown("prefill_chunks"), seen.grown("cached_tokens")
-        return Answers(traces, seen.width, *grown, missed)
+        return Answers(
+            traces,
+            seen.width,
+            chunks=seen.grown("prefill_chunks"),
+            cached=seen.grown("cached_tokens"),
+            missed=missed,
+            drafted=seen.grown("drafted_tokens"),
+            accepted=seen.grown("accepted_tokens"),
+        )
 
     def _prepare(
         self, case: Case, max_tokens: int | Sequence[int], expected: Mapping[str, Trace]

@@ -240,7 +240,8 @@ def test_what_an_engine_cannot_do_is_not_asked(
 
 def test_checks_by_name() -> None:
     """None is all of them; names come in the order of the run, each once."""
-    everything = ["prompts", "tokens", "stop", "batch", "logits"]
+    everything = ["prompts", "chunks", "prefix", "tokens", "stop", "batch", "logits"]
+    everything += ["schedule", "long", "speculative", "soak"]
     assert [check.name for check in checks.named(None)] == everything
     assert [check.name for check in checks.named(["batch", "tokens", "batch"])] == [
         "tokens",
@@ -254,7 +255,7 @@ def test_checks_by_name() -> None:
     [
         (
             ["token"],
-            r"no check 'token'. Did you mean tokens\? The checks are prompts, tokens, s",
+            r"no check 'token'. Did you mean tokens\? The checks are prompts, chunks, pre",
         ),
         (["zzz"], r"no check 'zzz'. The checks are"),
         ([], r"checks=\[\]: no check at all"),

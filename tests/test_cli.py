@@ -206,7 +206,7 @@ def test_a_model_that_cannot_be_used_does_not_lose_the_others(
     assert "mlxcheck: no/such/folder/here: there is no such folder" in err
     assert [report.outcome for report in saved] == ["inconclusive", outcome]
     assert "there is no such folder" in saved[0].not_asked[0][1]
-    assert "prompts, tokens, stop, batch, logits not asked of" in out
+    assert "prompts, chunks, prefix, tokens, stop, batch, logits, schedule, long, " in out
     assert "pass: every" not in out
 
 

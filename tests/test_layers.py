@@ -156,7 +156,7 @@ def test_a_module_without_a_layer(module: str) -> None:
         ("run", "from huggingface_hub import x", "huggingface_hub, which lives in checkpoint"),
         ("backends.mlx_lm", "def f():\n    import torch", "torch, which lives in backends.sg"),
         ("run", "from sglang.srt import x", "imports sglang, which lives in backends.sglang*"),
-        ("plugin", "import hypothesis", "imports hypothesis, which has no room; see ROOMS of"),
+        ("plugin", "import numpy", "imports numpy, which has no room; see ROOMS of"),
         ("compare", "import numpy as np", "imports numpy, which has no room; see ROOMS of"),
         ("cli", "if TYPE_CHECKING:\n    from rich.table import Table", "imports rich, which"),
         ("run", 'x = importlib.import_module("rich.table")', "imports rich, which lives in"),

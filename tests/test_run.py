@@ -33,7 +33,7 @@ def test_mlx_lm_says_what_mlx_lm_says(name: str) -> None:
 
     assert report.outcome == "pass", report.explain()
     assert report.steps > 500
-    everything = {"prompts", "tokens", "stop", "batch", "logits"}
+    everything = {"prompts", "chunks", "tokens", "stop", "batch", "logits", "schedule"}
     passes = {"float32"} if name.endswith("float32") else {"float32", "native"}
     assert {(found.precision, found.check) for found in report.comparisons} == {
         (precision, check) for precision in passes for check in everything
@@ -216,11 +216,12 @@ def test_an_engine_without_batches_is_not_asked_for_them() -> None:
     report = mlxcheck.check(MODEL, Lone, prompts=["What is 2+2?"], max_tokens=8)
 
     assert report.outcome == "pass"
-    assert report.not_asked == (
-        ("prompts", "the backend takes token ids only"),
-        ("batch", "the backend takes one request at a time"),
-        ("logits", "the backend shows neither logits nor log-probabilities"),
-    )
+    told = dict(report.not_asked)
+    assert told["prompts"] == "the backend takes token ids only"
+    assert told["batch"] == told["schedule"] == "the backend takes one request at a time"
+    assert told["logits"] == "the backend shows neither logits nor log-probabilities"
+    assert told["prefix"] == "the backend reuses no KV cache of earlier requests"
+    assert told["speculative"] == "the backend drafts no tokens"
 
 
 def test_asking_only_what_cannot_be_asked_is_no_pass() -> None:

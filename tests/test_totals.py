@@ -363,7 +363,9 @@ def test_a_change_that_does_nothing_is_never_seen(*, clean: bool) -> None:
     """The limit of what leaves no mark is no number of percent, whatever is rolled anew."""
     run = probed(world(1), size=0.0, clean=clean)
 
-    assert limits(run.noise, run.expected, _tested(run)[0]) == (f"a change of 100 % or more {WHAT}",)
+    assert limits(run.noise, run.expected, _tested(run)[0]) == (
+        f"a change of 100 % or more {WHAT}",
+    )
 
 
 def test_each_planted_change_is_told_once() -> None:

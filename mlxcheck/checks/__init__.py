@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 
 from mlxcheck.checks.base import Check, Effort
 from mlxcheck.checks.batch import Batch
+from mlxcheck.checks.chunks import Chunks
 from mlxcheck.checks.logits import Logits
+from mlxcheck.checks.long import Long
+from mlxcheck.checks.prefix import Prefix
 from mlxcheck.checks.prompts import Prompts
+from mlxcheck.checks.schedule import Schedules
+from mlxcheck.checks.soak import Soak
+from mlxcheck.checks.speculative import Speculative
 from mlxcheck.checks.stop import Stop
 from mlxcheck.checks.tokens import Tokens
 from mlxcheck.errors import UsageError
@@ -18,7 +24,21 @@ if TYPE_CHECKING:
 
 __all__ = ["ALL", "Check", "Effort", "named"]
 
-ALL: tuple[Check, ...] = (Prompts(), Tokens(), Stop(), Batch(), Logits())
+ALL: tuple[Check, ...] = (
+    Prompts(),
+    # These two before the others, chunks first: a prompt is new only once to an engine that
+    # keeps prefixes, and what is in its KV cache is not read in chunks again.
+    Chunks(),
+    Prefix(),
+    Tokens(),
+    Stop(),
+    Batch(),
+    Logits(),
+    Schedules(),
+    Long(),
+    Speculative(),
+    Soak(),
+)
 """Every check, in the order in which they are run."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from mlxcheck.compare import without_verdict
+from mlxcheck.compare import compare_end, compare_tokens, without_verdict
 from mlxcheck.messages import Place
 from mlxcheck.records import Case, Comparison, Prompt, Trace, Verdict
 
@@ -24,10 +24,12 @@ __all__ = [
     "Inspects",
     "PlaceFor",
     "PlaceOf",
+    "compare_in_company",
     "judge_one",
     "judge_rows",
     "longest_first",
     "not_formed",
+    "nothing_to_ask",
     "single",
     "solo",
     "until_left",
@@ -164,6 +166,25 @@ def judge_rows(  # noqa: PLR0913 - those of `Check.judge`, what to do and a reas
 def longest_first(prompts: Sequence[Prompt]) -> list[Prompt]:
     """Order prompts by their lengths, longest first, and by their ids."""
     return sorted(prompts, key=lambda prompt: (-len(prompt.tokens), prompt.id))
+
+
+def nothing_to_ask(check: Check, grounds: Grounds) -> str:
+    """Say why a plan is empty, in the check's own words where it has a method ``idle``."""
+    idle: Callable[[Grounds], str] | None = getattr(check, "idle", None)
+    return idle(grounds) if idle else "these prompts give it nothing to ask"
+
+
+def compare_in_company(place: Place, expected: Trace, actual: Trace) -> Comparison:
+    """Compare tokens; where they agree, see to it that the row did end.
+
+    In company an engine may also forget a row's stop set, or stop it with a neighbour.
+    """
+    found = compare_tokens(place, expected, actual)
+    agrees = found.verdict in {Verdict.EXACT, Verdict.TIE}
+    if agrees and len(actual.tokens) > len(expected.tokens):
+        ended = compare_end(place, expected, actual)
+        return replace(ended, steps=found.steps) if ended.verdict is Verdict.WRONG else found
+    return found
 
 
 def until_left(expected: Trace, actual: Trace) -> Trace:

@@ -17,18 +17,18 @@ from mlxcheck.checks.base import (
     Expected,
     Grounds,
     PlaceOf,
+    compare_in_company,
     longest_first,
     not_formed,
     single,
 )
-from mlxcheck.compare import compare_end, compare_tokens, without_verdict
+from mlxcheck.compare import without_verdict
 from mlxcheck.records import Case, Comparison, Prompt, Trace, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mlxcheck.backends.base import Capabilities
-    from mlxcheck.messages import Place
     from mlxcheck.session import Answers
 
 __all__ = ["Batch", "extremes", "groups"]
@@ -78,23 +78,13 @@ class Batch:
             if trace is None:
                 continue
             place = place_of(row)
-            found = _judge_row(place, trace, actual)
+            found = compare_in_company(place, trace, actual)
             if apart and found.verdict in {Verdict.EXACT, Verdict.TIE}:
                 found = without_verdict(place, apart)
             if twin != row:
                 found = _with_twin(found, twin, answers.traces[twin], actual)
             out.append(found)
         return tuple(out)
-
-
-def _judge_row(place: Place, expected: Trace, actual: Trace) -> Comparison:
-    found = compare_tokens(place, expected, actual)
-    # In company an engine may also forget a row's stop set, or stop it with a neighbour.
-    agrees = found.verdict in {Verdict.EXACT, Verdict.TIE}
-    if agrees and len(actual.tokens) > len(expected.tokens):
-        ended = compare_end(place, expected, actual)
-        return replace(ended, steps=found.steps) if ended.verdict is Verdict.WRONG else found
-    return found
 
 
 def _with_twin(found: Comparison, twin: int, one: Trace, other: Trace) -> Comparison:

@@ -9,6 +9,7 @@ from mlxcheck.checks.base import Inspects
 from mlxcheck.errors import MlxCheckError, NotEnoughMemory
 from mlxcheck.passes import repeats
 from mlxcheck.pytest_doorway.candidates import open_candidate, require_known
+from mlxcheck.pytest_doorway.nodes import Searches
 from mlxcheck.pytest_doorway.outcomes import Refusal
 from mlxcheck.recording import Want
 from mlxcheck.records import ALL_PROMPTS, STOP_SET
@@ -115,6 +116,8 @@ class Generated:
         check, backend = item.check, item.parent
         if check.name in drive.not_asked:
             return _skip(f"{check.name} not asked: {drive.not_asked[check.name]}")
+        if isinstance(check, Searches):
+            return check.run(drive) or _skip("search: no row said a token to compare")
         if item.prompt_id == ALL_PROMPTS:
             for each in backend.asked[check.name]:
                 drive.about(check, each)  # nothing new, unless other items were left out

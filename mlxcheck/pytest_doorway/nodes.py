@@ -7,7 +7,8 @@ last, also on ``-x``, on errors and on Ctrl-C, and two copies of a model are nev
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import shlex
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pytest
 
@@ -24,10 +25,21 @@ if TYPE_CHECKING:
     from mlxcheck.checks import Check
     from mlxcheck.pytest_doorway.hooks import Doorway
     from mlxcheck.pytest_doorway.options import Wishes
+    from mlxcheck.records import Comparison as Found
     from mlxcheck.records import Precision
     from mlxcheck.run import Drive
 
-__all__ = ["Backend", "Comparison", "Model", "Root"]
+__all__ = ["Backend", "Comparison", "Model", "Root", "Searches"]
+
+
+@runtime_checkable
+class Searches(Protocol):
+    """What a check is too that draws its cases while it drives them."""
+
+    examples: int
+
+    def run(self, drive: Drive) -> tuple[Found, ...]:
+        """Search, and return the comparisons of what was found."""
 
 
 class Root(pytest.Collector):
@@ -98,7 +110,7 @@ class Backend(pytest.Collector):
 
     def collect(self) -> Iterator[Comparison]:
         """Make an item for each check and prompt, and for what is about all of them."""
-        for check in self.doorway.wishes.checks:
+        for check in (*self.doorway.wishes.checks, *self._searches()):
             for prompt_id in _subjects(check, self.doorway.wishes):
                 name = f"{check.name}[{prompt_id}]"
                 # As text, so that pytest reads the brackets as it will in its cache (--lf).
@@ -110,6 +122,14 @@ class Backend(pytest.Collector):
                 item.extra_keyword_matches.update((*words, check.name, prompt_id))
                 if self.doorway.chose(item.nodeid):
                     yield item
+
+    def _searches(self) -> Iterator[Check]:
+        """Make the search, where one is asked for; nothing else imports hypothesis."""
+        wishes = self.doorway.wishes
+        if wishes.examples:
+            from mlxcheck.search import Search
+
+            yield Search(wishes.examples, wishes.settings.seed, again=_again(self, wishes))
 
     def teardown(self) -> None:
         """Close the candidate."""
@@ -150,6 +170,9 @@ class Comparison(pytest.Item):
 
 def _subjects(check: Check, wishes: Wishes) -> Iterator[str]:
     """Name what a check has comparisons of, as `Comparison.prompt_id` does."""
+    if isinstance(check, Searches):
+        yield ALL_PROMPTS
+        return
     if isinstance(check, Inspects):
         yield from (each.id for each in wishes.questions if each.messages is not None)
         yield STOP_SET
@@ -157,3 +180,20 @@ def _subjects(check: Check, wishes: Wishes) -> Iterator[str]:
     yield from (each.id for each in wishes.questions)
     if check.name in COUNTED and wishes.settings.policy.mode == "calibrated":
         yield ALL_PROMPTS
+
+
+def _again(backend: Backend, wishes: Wishes) -> str:
+    """Return the command that repeats a search: what it found is in no plan."""
+    settings = wishes.settings
+    options = {
+        "model": backend.source,
+        "backend": backend.engine,
+        "precision": backend.precision,
+        "mode": settings.policy.mode,
+        "prompts": settings.prompts_from,
+        "max-tokens": settings.max_tokens,
+        "seed": settings.seed,
+        "examples": wishes.examples,
+    }
+    given = [f"--mlx-{name}={value}" for name, value in options.items() if value is not None]
+    return shlex.join(["pytest", "--mlx-reference", "-k", "search", *given])

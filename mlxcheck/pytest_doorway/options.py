@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class Wishes:
         settings: What every comparison depends on.
         questions: The prompts of the generated items.
         own_prompts: Whether they come from ``--mlx-prompts``.
+        examples: Cases of a search; 0: there is none.
         require: Whether what is skipped or has no verdict fails.
         report: Where to write all results; None for nowhere.
         generate: Whether items are generated at all.
@@ -53,6 +55,7 @@ class Wishes:
     settings: Settings
     questions: tuple[Question, ...]
     own_prompts: bool
+    examples: int
     require: bool
     report: Path | None
     generate: bool
@@ -134,6 +137,7 @@ def wishes(config: pytest.Config) -> Wishes:
             settings=_settings(given, prompts),
             questions=packaged() if prompts is None else read_file(prompts),
             own_prompts=prompts is not None,
+            examples=_examples(given["examples"]),
             require=given["require"].truth(),
             report=report,
             generate=generate,
@@ -224,6 +228,21 @@ def _settings(given: Mapping[str, _Given], prompts: Path | None) -> Settings:
         trust_remote_code=given["trust-remote-code"].truth(),
         **{name: value for name, value in said.items() if value is not None},  # type: ignore[arg-type]
     )
+
+
+def _examples(given: _Given) -> int:
+    examples = given.number() or 0
+    if examples < 0:
+        msg = f"{given.origin}='{examples}': expected at least 0 examples."
+        raise pytest.UsageError(msg)
+    # Looked for, not imported: a session that searches nothing pays nothing.
+    if examples and importlib.util.find_spec("hypothesis") is None:
+        msg = (
+            f"{given.origin}={examples}: a search draws its cases with hypothesis, which is "
+            "not installed. Run pip install hypothesis."
+        )
+        raise pytest.UsageError(msg)
+    return examples
 
 
 def _policy(given: Mapping[str, _Given]) -> Policy:
