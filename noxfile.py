@@ -140,3 +140,23 @@ def small_faults(session: nox.Session) -> None:
     """Plant every small fault in each kind of weights: all have to be seen."""
     install(session, f".{extras()}")
     session.run("python", "tests/honesty/faults.py", *session.posargs)
+
+
+@nox.session(default=False)
+def faults(session: nox.Session) -> None:
+    """Plant every fault in its engine and ask every check; write what each of them catches."""
+    install(session, "-e", f".{extras('test')}")
+    if sys.platform != "darwin":
+        folder = ROOT / "tests" / "sglang"
+        install(session, "-r", str(folder / "requirements.txt"))
+        session.install("--no-deps", "-r", str(folder / "requirements-no-deps.txt"))
+    page = "docs/explanation/what-it-catches.md"
+    session.run("python", "tests/matrix/matrix.py", "--page", page, *session.posargs)
+
+
+@nox.session(default=False)
+def search(session: nox.Session) -> None:
+    """Let hypothesis find faults without a hint, and shrink what the checks find."""
+    install(session, "-e", f".{extras('test')}")
+    session.run("python", "tests/search/found.py", "200", "0", "1")
+    session.run("python", "tests/search/shrunk.py")

@@ -1,0 +1,1 @@
+"""The matrix of seeded faults against checks, and what simpler practice would have caught."""
