@@ -248,6 +248,8 @@ class Case:
         most: One a row: the most tokens of its answer, 0 for as many as the run allows; empty
             where that is so for all.
         chunk: Prompt tokens of a prefill call, where the engine can be told; None: its own.
+        fresh: The engine is opened anew before it: what is asked is asked of one that knows
+            nothing yet.
         rounds: How often it is driven, one time after the other; the last one is judged.
     """
 
@@ -259,6 +261,7 @@ class Case:
     given: tuple[int, ...] = ()
     most: tuple[int, ...] = ()
     chunk: int | None = None
+    fresh: bool = False
     rounds: int = 1
 
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Self
 
-from mlxcheck import anchoring, memory, reference
+from mlxcheck import anchoring, memory, reference, strict
 from mlxcheck.asked import ask, under_own_ids
 from mlxcheck.backends import registry
 from mlxcheck.checks.base import Grounds, Inspects, nothing_to_ask
@@ -181,16 +181,7 @@ class Drive:
             return f"the engine did not open: {self._session.unopened.summary}"
         if self._noise is not None or isinstance(check, Inspects):
             return ""
-        if check.name == Logits.name:
-            return "strict mode measures no noise that numbers could be held against"
-        chunk, longest = can.prefill_chunk, max(len(p.tokens) for p in recorded.prompts)
-        if chunk in {None, policy.prefill_chunk} or longest <= min(chunk, policy.prefill_chunk):
-            return ""
-        return (
-            f"strict mode wants equal prefill chunks: the backend's are of {chunk} tokens, the "
-            f"reference's of {policy.prefill_chunk}, and there are longer prompts. Use "
-            f"Policy(prefill_chunk={chunk})"
-        )
+        return strict.refused(check.name, can, recorded.prompts, policy)
 
     def _require_cases(self, planned: set[str]) -> None:
         for case in self._only or ():

@@ -90,6 +90,8 @@ class Session:
         self._numbers = itertools.count()
         self._unopened: Fault | None = None
         self._openings = 0
+        self._renewed = 0
+        self._driven = False
         self._totals: dict[str, int] = {}
 
     def __enter__(self) -> Self:
@@ -180,6 +182,8 @@ class Session:
                 "an engine is driven from the one that opened it."
             )
             raise UsageError(msg)
+        if case.fresh:
+            self._renew()
         answers = self._round(case, max_tokens, expected or {})
         growth = [measure()] if case.rounds > 1 else []
         while len(growth) < case.rounds > 1 and not any(row.fault for row in answers.traces):
@@ -197,6 +201,7 @@ class Session:
         with self._watchdog.hold():
             fault = self._ready()
             if fault is None:
+                self._driven = True
                 fault, missed = self._drive(requests, rows, seen, case)
             if fault is not None:
                 for row in rows.values():
@@ -261,19 +266,28 @@ class Session:
             return _fault(error), timeline.missed
         return None, timeline.missed
 
+    def _renew(self) -> None:
+        """Close an engine that has driven a case; the next one opens it again."""
+        if self._backend is not None and self._driven:
+            with self._watchdog.hold():
+                self._discard()
+            self._renewed += 1
+
     def _ready(self) -> Fault | None:
         """Open the engine again where the last case broke it, a few times."""
-        if self._backend is None and self._openings <= _REOPENINGS:
+        broke = self._openings - self._renewed
+        if self._backend is None and broke <= _REOPENINGS:
             self._open()
         if self._backend is not None:
             return None
         return self._unopened or Fault(
-            summary=f"not asked: the engine broke {self._openings} times and was given up"
+            summary=f"not asked: the engine broke {broke} times and was given up"
         )
 
     def _open(self) -> None:
         self._openings += 1
         self._totals = {}
+        self._driven = False
         try:
             with self._calling("open"):
                 backend = self._factory()
@@ -286,7 +300,7 @@ class Session:
             if isinstance(error.__cause__, BackendError) and self._openings == 1:
                 raise error.__cause__ from None
             self._unopened = _fault(error)
-            self._openings = _REOPENINGS + 1
+            self._openings = _REOPENINGS + self._renewed + 1
         else:
             self._unopened = None
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mlxcheck
-from fixtures.faults.hybrid import HYBRID
+from fixtures.faults.hybrid import ASKED, HYBRID
 from mlxcheck.records import FAILING, Verdict
 
 if TYPE_CHECKING:
     from fixtures.faults.mlx_lm import Faulty
 
 LFM2 = Path(__file__).parents[1] / "fixtures" / "models" / "lfm2-float32"
-ASKED = ["What is 2 + 2?", "What is the capital of France? Say it in a whole sentence.", [5, 6]]
 
 
 @pytest.mark.parametrize("fault", HYBRID, ids=lambda fault: fault.__name__)

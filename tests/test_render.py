@@ -115,6 +115,18 @@ def test_what_was_not_asked_is_told_once_a_reason() -> None:
     assert ["tiny", "mine", "-", "batch", *["0"] * 8] in rows(text)
 
 
+def test_what_was_not_asked_of_several_models_is_told_once_and_has_no_row() -> None:
+    """Where anything was compared, the table is of that."""
+    why = (("batch", "one at a time"),)
+    text = paint(
+        report(comparison("a"), model="m/tiny", not_asked=why),
+        report(comparison("a"), model="m/small", not_asked=why),
+    )
+    assert text.count("not asked") == 1
+    assert "batch not asked of mine on tiny, small: one at a time\n" in text
+    assert not [row for row in rows(text) if "batch" in row]
+
+
 def test_the_same_finding_of_many_prompts_is_told_once_with_a_count() -> None:
     """The first in full, the others by name; other numbers in the headline do not matter."""
     message = "p{0}, check tokens: token {0} of 1{0} differs\n  more"
@@ -242,7 +254,7 @@ def test_the_console_is_plain_and_wide_in_a_pipe(monkeypatch: pytest.MonkeyPatch
     stream = io.StringIO()
     console = terminal.console_on(stream)
     terminal.show([report(comparison("b", Verdict.WRONG))], console)
-    assert console.width == 120
+    assert console.width == 160
     assert "\x1b" not in stream.getvalue()
 
 

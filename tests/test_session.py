@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -198,3 +199,32 @@ def test_an_engine_that_does_not_stop_is_cancelled_at_a_stop_id() -> None:
     assert (answers.traces[0].tokens, answers.traces[0].finish) == ((5, 3), "stop")
     assert answers.traces[0].fault is None
     assert maker.log.count("cancel r0") == 1
+
+
+# --- Cases that want an engine that knows nothing ---------------------------------------------
+
+
+def test_a_fresh_case_has_a_fresh_engine() -> None:
+    """It is closed and opened again, and not for a case that is the first of all."""
+    maker = Maker(Engine)
+    fresh = replace(ONE, fresh=True)
+
+    with Session(maker, model(), PATIENT) as session:
+        for case in (fresh, ONE, fresh, fresh):
+            assert session.run(case, max_tokens=4).traces[0].tokens == (5, 6, 2)
+
+    assert len(maker.made) == 3
+    assert [engine.log.count("close") for engine in maker.made] == [1, 1, 1]
+
+
+def test_opening_anew_is_no_breaking() -> None:
+    """However often that is done, an engine that breaks is opened again as often as ever."""
+    maker = Maker(Engine)
+    fresh = replace(ONE, fresh=True)
+
+    with Session(maker, model(), PATIENT) as session:
+        for _ in range(6):
+            last = session.run(fresh, max_tokens=4)
+
+    assert last.traces[0].fault is None
+    assert len(maker.made) == 6

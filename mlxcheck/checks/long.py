@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mlxcheck.backends.base import Capabilities
-    from mlxcheck.records import Case, Comparison, ModelRef, Prompt
+    from mlxcheck.records import Case, Comparison, Prompt
     from mlxcheck.session import Answers
 
 __all__ = ["Long"]
@@ -81,15 +81,19 @@ class Long:
         return judge_rows(compare, case, expected, answers, place_of, not_engaged=why)
 
 
-def _thresholds(model: ModelRef) -> Iterator[_Threshold]:
+def _thresholds(grounds: Grounds) -> Iterator[_Threshold]:
     """Yield the model's own first; the most telling length of each comes first.
 
-    Engines may keep the last token apart, and then read one token less in prefill.
+    Engines may keep the last token apart, and then read one token less in prefill. One that
+    keeps a window in a ring needs room for a chunk beside it, and goes round after both.
     """
-    window = model.window
+    window, chunk = grounds.model.window, grounds.capabilities.prefill_chunk
     if window:
         yield _Threshold(lengths=(window + 2, window + 1, window, window - 1), crossed=window)
         yield _Threshold(lengths=(2 * window + 2, 2 * window + 1), crossed=2 * window + 1)
+    if window and chunk:
+        ring = window + chunk
+        yield _Threshold(lengths=(ring + 2, ring + 1), crossed=ring)
     yield _Threshold(lengths=(KERNEL + 1, KERNEL, KERNEL - 1), crossed=KERNEL)
 
 
@@ -97,9 +101,9 @@ def _across(grounds: Grounds) -> Iterator[Case]:
     """Yield the cases of all thresholds, the most telling of each first."""
     firsts: list[Case] = []
     rest: list[Case] = []
-    for mark in _thresholds(grounds.model):
+    for mark in _thresholds(grounds):
         read = [case for length in mark.lengths for case in _read(length, grounds)]
-        first = [*read[:1], *_said(mark.crossed, grounds)]
+        first = [*_unknown(read[:1], grounds), *_said(mark.crossed, grounds)]
         yield from first
         yield from forced(first, grounds)
         firsts += first
@@ -109,6 +113,12 @@ def _across(grounds: Grounds) -> Iterator[Case]:
     yield from forced(together, grounds)
     yield from rest
     yield from forced(rest, grounds)
+
+
+def _unknown(cases: list[Case], grounds: Grounds) -> Iterator[Case]:
+    """Yield the cases for an engine that knows no prompt yet: a prefix hit reads nothing."""
+    for case in cases:
+        yield replace(case, fresh=grounds.capabilities.prefix_cache)
 
 
 def _read(length: int, grounds: Grounds) -> Iterator[Case]:

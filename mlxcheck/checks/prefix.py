@@ -89,25 +89,9 @@ class Prefix:
         have written in its cache; a thorough one has everything on every prompt that is long
         enough. Where none is, there is one sequence, of the longest with its answer.
         """
-        chosen = _targets(grounds)
-        if not chosen:
-            return ()
-        if len(chosen[0].tokens) <= _BLOCK:
-            return tuple(_short(chosen[0], grounds))
-        if grounds.effort == "quick":
-            return (*_repeat(chosen[0], grounds), *_return(chosen[0], grounds, ()))
-        every = grounds.effort == "thorough"
-        cases: list[Case] = []
-        for number, prompt in enumerate(chosen if every else chosen[:1]):
-            cases += _depart(prompt, grounds, up=number % 2 == 0)
-        for prompt in chosen if every else chosen[1:] or chosen:
-            cases += _return(prompt, grounds, (*_INSIDE, *_STEPS) if every else _INSIDE)
-        for prompt in chosen if every else chosen[:1]:
-            cases += _repeat(prompt, grounds)
-            cases += _longer(prompt, grounds)
-            cases += _together(prompt, grounds)
-            cases += _pressure(prompt, grounds)
-        return tuple(cases)
+        cases = _cases(grounds)
+        # A prompt is new only once: the first case begins with an engine that knows none.
+        return tuple(replace(case, fresh=number == 0) for number, case in enumerate(cases))
 
     def idle(self, grounds: Grounds) -> str:
         """Return why the plan of these grounds is empty."""
@@ -123,6 +107,28 @@ class Prefix:
         """Compare each row that has a reference, where the engine says that it reused any."""
         why = "" if case.id.startswith(_PRESSURE) else _not_reused(case, answers)
         return judge_rows(compare_tokens, case, expected, answers, place_of, not_engaged=why)
+
+
+def _cases(grounds: Grounds) -> tuple[Case, ...]:
+    chosen = _targets(grounds)
+    if not chosen:
+        return ()
+    if len(chosen[0].tokens) <= _BLOCK:
+        return tuple(_short(chosen[0], grounds))
+    if grounds.effort == "quick":
+        return (*_repeat(chosen[0], grounds), *_return(chosen[0], grounds, ()))
+    every = grounds.effort == "thorough"
+    cases: list[Case] = []
+    for number, prompt in enumerate(chosen if every else chosen[:1]):
+        cases += _depart(prompt, grounds, up=number % 2 == 0)
+    for prompt in chosen if every else chosen[1:] or chosen:
+        cases += _return(prompt, grounds, (*_INSIDE, *_STEPS) if every else _INSIDE)
+    for prompt in chosen if every else chosen[:1]:
+        cases += _repeat(prompt, grounds)
+        cases += _longer(prompt, grounds)
+        cases += _together(prompt, grounds)
+        cases += _pressure(prompt, grounds)
+    return tuple(cases)
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:

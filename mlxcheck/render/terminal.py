@@ -28,7 +28,7 @@ __all__ = ["console_on", "show", "show_partial"]
 
 _EXPLAINED = 5  # groups of findings told in full, for each report
 _NAMED = 6  # prompts named of those that share a finding
-_PIPE_WIDTH = 120
+_PIPE_WIDTH = 160
 _NARROW = 120  # columns below which long headers take two lines, and empty verdicts none
 _BROKEN = {
     "comparisons": "compari-\nsons",
@@ -161,12 +161,11 @@ def _count(verdict: Verdict, number: int) -> Text:
 
 
 def _by_check(report: Report) -> dict[tuple[str, str], Report]:
-    """Split a report by pass and check; those that were not asked have nothing in them."""
+    """Split a report by pass and check; where nothing was asked, by what was not."""
     names: dict[tuple[str, str], None] = dict.fromkeys(
         (found.precision, found.check) for found in report.comparisons
     )
-    asked = {check for _, check in names}
-    names |= {("-", check): None for check, _ in report.not_asked if check not in asked}
+    names = names or {("-", check): None for check, _ in report.not_asked}
     return {
         (precision, check): replace(
             report,
@@ -181,13 +180,16 @@ def _by_check(report: Report) -> dict[tuple[str, str], Report]:
 
 
 def _not_asked(reports: Iterable[Report]) -> list[str]:
-    reasons: dict[tuple[str, str], list[str]] = {}
+    models: dict[tuple[str, str, str], list[str]] = {}
     for report in reports:
         for check, reason in report.not_asked:
-            reasons.setdefault((_title(report), reason), []).append(check)
+            models.setdefault((check, report.backend, reason), []).append(report.model)
+    told: dict[tuple[str, str], list[str]] = {}
+    for (check, backend, reason), names in models.items():
+        told.setdefault((f"{backend} on {', '.join(names)}", reason), []).append(check)
     return [
-        f"{', '.join(checks)} not asked of {title}: {reason}"
-        for (title, reason), checks in reasons.items()
+        f"{', '.join(checks)} not asked of {who}: {reason}"
+        for (who, reason), checks in told.items()
     ]
 
 

@@ -10,6 +10,7 @@ from fixtures.faults.hybrid import HYBRID
 from fixtures.faults.mlx_lm import FAULTS as MLX_LM
 from fixtures.faults.paged import FAULTS as PAGED
 from fixtures.faults.prompts import FAULTS as PROMPTS
+from fixtures.faults.single import SINGLE, DraftIgnored
 from fixtures.faults.small import SMALL
 from fixtures.faults.speculative import FAULTS as SPECULATIVE
 from fixtures.faults.windows import CHUNKED, WINDOWED
@@ -95,7 +96,9 @@ def all_entries() -> Iterator[Entry]:
             honest=trial.fault.honest,
             usual=trained and trial.fault.row not in NARROW,
         )
-    for drafting in SPECULATIVE:
+    for fault in SINGLE:
+        yield Entry(backend=fault, engine="mlx-lm", model="qwen3-float32")
+    for drafting in (*SPECULATIVE, DraftIgnored):
         yield Entry(backend=drafting, engine="mlx-lm-speculative", model="qwen3-float32")
     for paged in PAGED:
         yield Entry(backend=paged, engine="paged", model=f"{paged.family}-float32")

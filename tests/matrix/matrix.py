@@ -26,7 +26,7 @@ from tests.support import sglang_linux
 
 __all__ = ["main"]
 
-LETTERS = {"red": "R", "green": ".", "no verdict": "?", "not asked": " "}
+LETTERS = {"red": "R", "no pass": "N", "green": ".", "no verdict": "?", "not asked": " "}
 
 
 def line(result: Result) -> str:
@@ -42,13 +42,19 @@ def line(result: Result) -> str:
     )
 
 
-def tell(results: list[Result]) -> None:
-    """Print what only one check sees, and what simpler practice would have."""
-    guilty = [result for result in results if not result.entry.honest]
+def needless(guilty: list[Result]) -> list[str]:
+    """Return the checks that see nothing which others do not see too, telling of each."""
+    found = []
     for check in checks.ALL:
         only = [result for result in guilty if result.red == (check.name,)]
         seen = sum(check.name in result.red for result in guilty)
         say(f"{check.name}: sees {seen}, {len(only)} of them alone")
+        found += [] if only else [check.name]
+    return found
+
+
+def tell(guilty: list[Result]) -> None:
+    """Print what simpler practice would have seen, and how much was run."""
     for name in Practice.names():
         caught = sum(getattr(result.practice, name) for result in guilty)
         say(f"practice {name}: {caught} of {len(guilty)}")
@@ -78,16 +84,22 @@ def main(argv: list[str] | None = None) -> int:
             say(line(result))
             for complaint in result.complaints[:4]:
                 say("        " + complaint.replace("\n", "\n        "))
-    tell(results)
+    guilty = [result for result in results if not result.entry.honest]
+    idle = needless(guilty)
+    tell(guilty)
     bad = [result for result in results if result.complaints]
-    say(f"{len(results)} runs in {time.perf_counter() - start:.0f} s, {len(bad)} not as they")
+    seconds = time.perf_counter() - start
+    say(f"{len(results)} runs in {seconds:.0f} s, {len(bad)} not as they must be")
     if options.page:
         options.page.write_text(page(results), encoding="utf-8")
-    return int(bool(bad) or not results)
+    if idle and not options.only:
+        say(f"no fault is seen by one of these checks alone: {', '.join(idle)}")
+    return int(bool(bad) or not results or bool(idle and not options.only))
 
 
 def _legend() -> str:
-    return ", ".join(check.name for check in checks.ALL) + "; R red, . green, ? no verdict"
+    names = ", ".join(check.name for check in checks.ALL)
+    return f"{names}; R red, N no pass, . green, ? no verdict"
 
 
 if __name__ == "__main__":

@@ -29,6 +29,11 @@ the fixtures ship.
 Rows are numbered: equal numbers are one fault in several engines.
 """
 
+LEGEND = """\
+`·` is green, `?` no verdict, and an empty place was not asked.
+*No pass* is a check that did not let a fault pass which leaves every answer right.
+"""
+
 PRACTICES = {
     "paris": "the answer to 'What is the capital of France?' contains 'Paris'",
     "alone": "tokens of each prompt alone",
@@ -36,7 +41,7 @@ PRACTICES = {
     "top5": "the same, and a differing token has to be outside the reference's best five",
 }
 
-MARKS = {"red": "red", "green": "·", "no verdict": "?", "not asked": ""}
+MARKS = {"red": "red", "no pass": "no pass", "green": "·", "no verdict": "?", "not asked": ""}
 
 
 def page(results: Sequence[Result]) -> str:
@@ -44,7 +49,7 @@ def page(results: Sequence[Result]) -> str:
     guilty = [result for result in results if not result.entry.honest]
     honest = [result for result in results if result.entry.honest]
     lines = [HEAD, *_counts(guilty), "", "## The matrix", ""]
-    lines += ["`·` is green, `?` no verdict, and an empty place was not asked.", ""]
+    lines += [LEGEND]
     lines += _table(guilty)
     lines += ["", "## Engines as they are, and rounding that is honest", "", *_table(honest)]
     lines += ["", "## What each check sees alone", "", *_alone(guilty)]

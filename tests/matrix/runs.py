@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Colour", "Result", "Runs"]
 
-Colour = Literal["red", "green", "no verdict", "not asked"]
+Colour = Literal["red", "no pass", "green", "no verdict", "not asked"]
+"""No pass: of a fault that leaves every answer right, in a check that did not let it pass."""
 
 ASKED = (
     "sum-2-2",
@@ -40,11 +41,12 @@ ASKED = (
 )
 """Prompts of faults that have none of their own."""
 
+WINDOWED = "gemma3_text"
 MAX_TOKENS = 12
 
 (SOAK,) = checks.named(["soak"])
 ONCE = tuple(check for check in checks.ALL if check.name != SOAK.name)
-UNNOTICED = (53,)
+UNNOTICED = (53, 61)
 """Rows of faults that leave every answer right: seen where a check cannot pass."""
 
 SOAKED = (47,)
@@ -65,7 +67,11 @@ NAMED: dict[int, tuple[str, ...]] = {
     **dict.fromkeys((37, 38), ("stop", "prompts")),
     **dict.fromkeys((40, 41, 42), ("prompts",)),
     47: ("soak",),
-    **dict.fromkeys((55, 56), ("speculative",)),
+    **dict.fromkeys((55, 56, 61), ("speculative",)),
+    57: ("tokens",),
+    58: ("batch",),
+    59: ("schedule",),
+    60: ("long",),
 }
 """The checks that each row of the table of faults names: one of them has to see it."""
 
@@ -90,8 +96,9 @@ class Result:
 
     @property
     def red(self) -> tuple[str, ...]:
-        """The checks that saw it; one that could give no verdict where it had to did too."""
-        return tuple(name for name, colour in self.colours.items() if colour == "red")
+        """The checks that saw it."""
+        seen = {"red", "no pass"}
+        return tuple(name for name, colour in self.colours.items() if colour in seen)
 
 
 @dataclass(slots=True)
@@ -116,13 +123,19 @@ class Runs:
 
     def run(self, entry: Entry) -> Result:
         """Ask one engine every check, soak included."""
-        settings = Settings(max_tokens=MAX_TOKENS)
+        most = MAX_TOKENS * (2 if entry.family == WINDOWED else 1)  # answers go round rings
+        settings = Settings(max_tokens=most)
         recorded = self._record(entry, settings)
         with Drive(recorded, entry.backend, ONCE, settings) as drive:
             drive.run()
         report = drive.report()
         found = report.comparisons
         colours = {check.name: _colour(check.name, found, drive) for check in ONCE}
+        if entry.row in UNNOTICED and any(
+            each.verdict is Verdict.INCONCLUSIVE and each.check in NAMED[entry.row]
+            for each in found
+        ):
+            colours |= dict.fromkeys(NAMED[entry.row], "no pass")
         if entry.honest or entry.row in SOAKED:
             settings = replace(settings, effort="thorough")  # no other run has time for it
             with Drive(recorded, entry.backend, (SOAK,), settings) as soak:
@@ -141,7 +154,9 @@ class Runs:
 
     def _record(self, entry: Entry, settings: Settings) -> Recorded:
         asked: Any = None if entry.usual else getattr(entry.backend, "prompts", None)
-        asked = asked or [each for each in packaged() if each.id in ASKED]
+        if not asked:  # a window's thresholds want prompts of every length
+            every = entry.family == WINDOWED
+            asked = [each for each in packaged() if every or each.id in ASKED]
         key = entry.model, tuple(map(repr, asked))
         if key not in self.recorded:
             assert self.folders is not None
@@ -177,8 +192,10 @@ def _guilty(entry: Entry, found: tuple[Comparison, ...]) -> list[str]:
     wanted = {Verdict.INCONCLUSIVE} if fault.row in UNNOTICED else FAILING
     named = NAMED[fault.row]
     red = getattr(fault, "red", None)
-    if red and not any(each.verdict in wanted for each in red.select(found)):
-        out.append(f"not red in {red.check} {red.case}")
+    chosen = red.select(found) if red else []
+    # Where its own cases do not come up with these prompts, any of the check's will do.
+    if chosen and not any(each.verdict in wanted for each in chosen):
+        out.append(f"not red in {fault.red.check} {fault.red.case}")
     if not any(each.check in named and each.verdict in wanted for each in found):
         out.append(f"not red in {' or '.join(named)}, which its row names")
     greens = [(green, green.select(found)) for green in getattr(fault, "green", ())]

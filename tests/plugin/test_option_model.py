@@ -59,7 +59,7 @@ def test_the_tree_has_sensible_parents(pytester: pytest.Pytester) -> None:
 
     result.stdout.fnmatch_lines(
         [
-            "collected 160 items / 159 deselected / 1 selected",
+            "collected 358 items / 357 deselected / 1 selected",
             "<Root mlxcheck>",
             "  <Model one>",
             "    <Backend mlx-lm>",
@@ -71,14 +71,14 @@ def test_the_tree_has_sensible_parents(pytester: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("options", "count"),
     [
-        (["-k", "capital-france"], 5),
-        (["-k", "capital-france and not batch"], 4),
+        (["-k", "capital-france"], 11),
+        (["-k", "capital-france and not batch"], 10),
         (["-k", "mlx-lm and stop"], 34),
         (["-k", "all-prompts"], 3),
-        (["-m", "mlx_reference"], 160),
+        (["-m", "mlx_reference"], 358),
         (["-m", "not mlx_reference"], 0),
-        (["--deselect", "mlxcheck::one::mlx-lm::tokens"], 126),
-        (["--deselect", "mlxcheck::one::mlx-lm::tokens[sum-2-2]"], 159),
+        (["--deselect", "mlxcheck::one::mlx-lm::tokens"], 324),
+        (["--deselect", "mlxcheck::one::mlx-lm::tokens[sum-2-2]"], 357),
         (["mlxcheck::one::mlx-lm::stop"], 33),
         (["mlxcheck::one::mlx-lm::stop[sum-2-2]", "mlxcheck::one::mlx-lm::tokens"], 35),
         (["../mlxcheck::one::mlx-lm::stop[sum-2-2]"], 1),
@@ -134,7 +134,7 @@ def test_naming_a_file_wants_that_file_alone(listed: Listed, pytester: pytest.Py
 
     assert listed("--mlx-model=one", "test_mine.py") == ["test_mine.py::test_mine"]
     assert listed("--mlx-model=one", "test_mine.py::test_mine") == ["test_mine.py::test_mine"]
-    assert len(listed("--mlx-model=one", ".")) == 161
+    assert len(listed("--mlx-model=one", ".")) == 359
 
 
 def test_collecting_imports_no_engine(
@@ -158,4 +158,4 @@ def test_collecting_imports_no_engine(
         "--mlx-reference", f"--mlx-model={MODELS / 'qwen3-8bit'}", "--co", "-q", "-s"
     )
 
-    result.stdout.fnmatch_lines(["*320 tests collected*", "HEAVY [[][]]"])
+    result.stdout.fnmatch_lines(["*716 tests collected*", "HEAVY [[][]]"])

@@ -131,6 +131,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Result:
 def test_a_small_fault_fails_in_the_float32_pass_alone(story: Result) -> None:
     """Native rounding hides it; every prompt fails in logits, and no token differs."""
     failed = [name for name in story.outcome("FAILED") if "Drifting" in name]
+    assert all("Drifting-float32::" in name for name in failed)
+    failed = [name for name in failed if "::logits" in name]
 
     ids = [*(str(prompt["id"]) for prompt in PROMPTS), "all-prompts"]
     start = "qwen3-8bit::faults:Drifting-float32"

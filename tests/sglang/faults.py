@@ -156,9 +156,8 @@ class FirstBlockIsTheKey(Faulty):
     row = 21
     sentence = "the radix tree compares the first block of tokens and takes the rest as equal"
     options: ClassVar[dict[str, Any]] = {"radix_cache": True}
-    red = Expect(check="tokens", case="alone/(capital-|sum-7)")
-    # These begin with three tokens of the chat template and part in the fourth.
-    green = (Expect(check="tokens", case="alone/(sum-2-2|repeat-|filler-)"),)
+    red = Expect(check="prefix")
+    green = ()  # whatever was asked before may be taken for what is asked now
 
     def patches(self) -> Iterator[Patch]:
         from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -180,7 +179,7 @@ class CacheReusedAsItIs(Faulty):
     row = 22
     sentence = "a KV buffer that a request has freed is given to the next one without a reset"
     red = Expect(check="tokens")
-    green = (Expect(check="tokens", case="alone/sum-2-2"),)
+    green = ()  # only the first request of all finds a clean buffer
 
     def patches(self) -> Iterator[Patch]:
         from sglang.srt.hardware_backend.mlx.kv_cache import ContiguousAttentionKVCache
@@ -194,8 +193,8 @@ class StaleRowWritten(Faulty):
     row = 22
     sentence = "KV past a request's own slots is written to those of its row's last owner"
     options: ClassVar[dict[str, Any]] = {"radix_cache": True, "lazy": True}
-    red = Expect(check="batch")
-    green = (Expect(check="tokens"),)
+    red = Expect(check="prefix")
+    green = ()  # only the first request of all finds clean slots
 
     def patches(self) -> Iterator[Patch]:
         sync = _runner()._sync_decode_kv_to_pool

@@ -60,7 +60,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("anchoring", "asked", "checks", "checks.*"),
     ("decoding", "recording"),
     ("precisions",),
-    ("engagement", "provenance"),
+    ("engagement", "provenance", "strict"),
     ("run",),
     ("smaller",),
     ("machine", "search", "shrink", "strategies"),
