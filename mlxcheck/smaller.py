@@ -85,18 +85,26 @@ def after(case: Case, before: Sequence[Case]) -> Iterator[Case]:
     """Give a case that waits for what was driven before it: the last one, four, and so on.
 
     What an engine still holds of earlier requests may be why it fails. All become one case,
-    in which each waits for the one before; the case's own rows keep their numbers.
+    in which each waits for the one before; the case's own rows keep their numbers. What came
+    before an engine was opened anew is of no matter.
 
     Args:
         case: What failed.
         before: What was driven before it, in order.
     """
+    before = _since_opened((*before, case))
     number = 1
     while before:
         yield _in_line(case, before[-number:])
         if number >= len(before):
             return
         number *= _MORE
+
+
+def _since_opened(cases: Sequence[Case]) -> Sequence[Case]:
+    """Return all but the last of the cases that the same engine was asked as the last."""
+    start = max((n for n, each in enumerate(cases) if each.fresh), default=0)
+    return cases[start:-1]
 
 
 def _in_line(case: Case, before: Sequence[Case]) -> Case:

@@ -14,6 +14,8 @@ from fixtures.faults.mlx_lm import (
     PaddingVisible,
     RowsPastEightWrong,
 )
+from fixtures.faults.paged_caches import ExactHitReplays
+from fixtures.paged.backend import PagedBackend
 from mlxcheck import checks, shrink
 from mlxcheck.backends.mlx_lm import MlxLmBackend
 from mlxcheck.errors import ReferenceTampered
@@ -124,6 +126,16 @@ def test_what_was_driven_before_stands_in_line() -> None:
     assert list(after(first, [])) == []
 
 
+def test_what_was_driven_before_the_engine_was_opened_anew_does_not_matter() -> None:
+    """It begins with the case that it was opened for, before which there is nothing."""
+    before = [Case(id="1", prompts=(C,)), Case(id="2", prompts=(B,), fresh=True)]
+
+    (only,) = after(Case(id="x", prompts=(A,)), before)
+
+    assert only.prompts == (A, B)
+    assert list(after(Case(id="x", prompts=(A,), fresh=True), before)) == []
+
+
 def test_parts_are_both_ends_down_to_one_token() -> None:
     """Half, a quarter, and so on."""
     tokens = {len(each.tokens): [] for each in parts(C)}  # type: dict[int, list[tuple[int, ...]]]
@@ -143,13 +155,23 @@ def test_parts_are_both_ends_down_to_one_token() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "rows", "tokens"),
-    [(OffsetsNotCompacted, 2, 20), (PaddingVisible, 2, 20), (RowsPastEightWrong, 1, 14)],
+    [
+        (OffsetsNotCompacted, 2, 20),
+        (PaddingVisible, 2, 20),
+        (RowsPastEightWrong, 1, 14),
+        (ExactHitReplays, 2, 20),
+    ],
 )
 def test_a_fault_shrinks_and_replays(
     fault: type[Any], rows: int, tokens: int, tmp_path: Path
 ) -> None:
-    """Few requests, short prompts; red as recorded on the fault, green on the honest engine."""
-    found = shrunk(Trial(fault=fault, check=fault.red.check), tmp_path / "r.json")
+    """Few requests, short prompts; red as recorded on the fault, green on the honest engine.
+
+    The last one's prompts are shorter than any that its check would plan with.
+    """
+    honest = PagedBackend if issubclass(fault, PagedBackend) else MlxLmBackend
+    trial = Trial(fault=fault, check=fault.red.check, honest=honest)
+    found = shrunk(trial, tmp_path / "r.json")
 
     assert found is not None
     case = found.shrunk.case

@@ -6,7 +6,7 @@ on the faulty engine and on the honest one:
     python tests/search/shrunk.py [--only WORD] [--budget SECONDS]
 
 Exit status 1 if a fault does not fail, is left with more than three rows, took longer, is not
-stable, does not replay red as recorded, or if the honest engine does not replay green.
+stable, does not replay red as recorded, or if it replays red on the honest engine.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ PROMPTS = (
 
 
 _ROWS = 3
+_NO_REUSE = ("prefix", "inconclusive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,6 @@ class Trial:
     Attributes:
         fault: The backend's class.
         honest: What the replay file has to be green on.
-        rows: As many as may be left of it.
         check: The check whose failure is shrunk.
         model: A checkpoint.
     """
@@ -80,7 +80,6 @@ class Trial:
     check: str
     model: Path = MODEL
     honest: type[Any] = MlxLmBackend
-    rows: int = _ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,19 +131,18 @@ def _trials(folder: Path, only: str) -> Iterator[Trial]:
     yield from _paged()
 
 
-_FILLING = 40
-"""Requests that it may take to have every block of a pool used once."""
+_NOT_ALONE = (24, 47, 53)
+"""Rows that one check alone does not see fail: its requests do not fill the pool, memory is
+looked at in thorough runs, and what leaves every answer right is no failure."""
 
 
 def _paged() -> Iterator[Trial]:
     from fixtures.faults import paged
     from fixtures.paged.backend import PagedBackend
 
-    known = {check.name for check in checks.ALL}
     for fault in paged.FAULTS:
-        if fault.family == "qwen3_moe" and fault.red.check in known:
-            rows = _FILLING if fault is paged.PadsWriteToTheLastSlot else _ROWS
-            yield Trial(fault=fault, check=fault.red.check, honest=PagedBackend, rows=rows)
+        if fault.family == "qwen3_moe" and fault.row not in _NOT_ALONE:
+            yield Trial(fault=fault, check=fault.red.check, honest=PagedBackend)
 
 
 def first_failure(
@@ -243,8 +241,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             _say(_line(trial, found))
             rows, took = len(found.shrunk.case.prompts), found.shrunk.seconds
-            small_enough = rows <= trial.rows and took <= options.budget + 5
-            told = found.shrunk.stable and found.red == "as recorded" and found.green == "pass"
+            small_enough = rows <= _ROWS and took <= options.budget + 5
+            # An honest engine may have nothing to reuse in what is left: no verdict then.
+            green = found.green == "pass" or (trial.check, found.green) == _NO_REUSE
+            told = found.shrunk.stable and found.red == "as recorded" and green
             if not (small_enough and told):
                 bad.append(name)
     _say(f"not as they should be: {', '.join(bad)}" if bad else "all as they should be")

@@ -193,7 +193,7 @@ class StaleRowWritten(Faulty):
     row = 22
     sentence = "KV past a request's own slots is written to those of its row's last owner"
     options: ClassVar[dict[str, Any]] = {"radix_cache": True, "lazy": True}
-    red = Expect(check="prefix")
+    red = Expect(check="batch")
     green = ()  # only the first request of all finds clean slots
 
     def patches(self) -> Iterator[Patch]:
