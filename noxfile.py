@@ -37,6 +37,14 @@ def group(name: str) -> tuple[str, ...]:
     return nox.project.dependency_groups(PROJECT, name)
 
 
+def install_sglang(session: nox.Session) -> None:
+    """Install the project, and SGLang as its MLX backend runs on Linux."""
+    install(session, "-e", f".{extras('test')}")
+    folder = ROOT / "tests" / "sglang"
+    install(session, "-r", str(folder / "requirements.txt"))
+    session.install("--no-deps", "-r", str(folder / "requirements-no-deps.txt"))
+
+
 @nox.session
 def reference(session: nox.Session) -> None:
     """Run the main job on the float32 fixtures and mlx-lm's batched engine."""
@@ -58,10 +66,7 @@ def sglang(session: nox.Session) -> None:
     """Run the main job on SGLang's real MlxModelRunner."""
     if sys.platform == "darwin":
         session.skip("on a Mac, install SGLang as its documentation says, and run pytest there")
-    install(session, "-e", f".{extras('test')}")
-    folder = ROOT / "tests" / "sglang"
-    install(session, "-r", str(folder / "requirements.txt"))
-    session.install("--no-deps", "-r", str(folder / "requirements-no-deps.txt"))
+    install_sglang(session)
     session.run("pytest", "-n", "2", "tests/sglang", *session.posargs)
 
 
@@ -145,11 +150,10 @@ def small_faults(session: nox.Session) -> None:
 @nox.session(default=False)
 def faults(session: nox.Session) -> None:
     """Plant every fault in its engine and ask every check; write what each of them catches."""
-    install(session, "-e", f".{extras('test')}")
-    if sys.platform != "darwin":
-        folder = ROOT / "tests" / "sglang"
-        install(session, "-r", str(folder / "requirements.txt"))
-        session.install("--no-deps", "-r", str(folder / "requirements-no-deps.txt"))
+    if sys.platform == "darwin":
+        install(session, "-e", f".{extras('test')}")
+    else:
+        install_sglang(session)
     page = "docs/explanation/what-it-catches.md"
     session.run("python", "tests/matrix/matrix.py", "--page", page, *session.posargs)
 
@@ -160,3 +164,24 @@ def search(session: nox.Session) -> None:
     install(session, "-e", f".{extras('test')}")
     session.run("python", "tests/search/found.py", "200", "0", "1")
     session.run("python", "tests/search/shrunk.py")
+
+
+@nox.session(name="sglang-server", default=False)
+def sglang_server(session: nox.Session) -> None:
+    """Start SGLang's real server on the trained mixtures, and compare and smoke-test it."""
+    if sys.platform == "darwin":
+        session.skip("on a Mac, install SGLang as its documentation says, and run pytest there")
+    install_sglang(session)
+    folder = ROOT / "tests" / "sglang_server"
+    install(session, "-r", str(folder / "requirements.txt"))
+    session.install("--no-deps", "-r", str(folder / "requirements-no-deps.txt"))
+    # One server wants a core, and half a minute to start: no second worker.
+    session.run("pytest", "tests/sglang_server", "tests/e2e/sglang", *session.posargs)
+
+
+@nox.session(name="contracts-history", default=False)
+def contracts_history(session: nox.Session) -> None:
+    """Check the stubs of old SGLang releases from their sources: known drifts are found."""
+    install(session, f".{extras()}")
+    session.install("pip")
+    session.run("python", "tests/contracts/history.py", *session.posargs)

@@ -16,6 +16,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mlxcheck.assertions import assert_reference_equal, check
     from mlxcheck.backends.base import Backend, Capabilities, Emission, Request
+    from mlxcheck.contracts import (
+        ConformanceReport,
+        ContractBroken,
+        ContractReport,
+        assert_binds,
+        assert_counts,
+        assert_overrides,
+        check_backend,
+        check_double,
+        check_stub,
+    )
     from mlxcheck.errors import MlxCheckError, ReferenceMismatch
     from mlxcheck.policy import Policy
     from mlxcheck.records import Comparison, ModelRef, Prompt, Trace, Verdict
@@ -26,6 +37,9 @@ __all__ = [
     "Backend",
     "Capabilities",
     "Comparison",
+    "ConformanceReport",
+    "ContractBroken",
+    "ContractReport",
     "Emission",
     "MlxCheckError",
     "ModelRef",
@@ -37,15 +51,24 @@ __all__ = [
     "Trace",
     "Verdict",
     "__version__",
+    "assert_binds",
+    "assert_counts",
+    "assert_overrides",
     "assert_reference_equal",
     "assert_replays",
     "check",
+    "check_backend",
+    "check_double",
+    "check_stub",
 ]
 
 _HOMES = {
     "Backend": "backends.base",
     "Capabilities": "backends.base",
     "Comparison": "records",
+    "ConformanceReport": "contracts",
+    "ContractBroken": "contracts",
+    "ContractReport": "contracts",
     "Emission": "backends.base",
     "MlxCheckError": "errors",
     "ModelRef": "records",
@@ -56,9 +79,15 @@ _HOMES = {
     "Request": "backends.base",
     "Trace": "records",
     "Verdict": "records",
+    "assert_binds": "contracts",
+    "assert_counts": "contracts",
+    "assert_overrides": "contracts",
     "assert_reference_equal": "assertions",
     "assert_replays": "replay",
     "check": "assertions",
+    "check_backend": "contracts",
+    "check_double": "contracts",
+    "check_stub": "contracts",
 }
 
 __version__: str

@@ -48,6 +48,7 @@ def drive(
     answers = session.run(case, max_tokens=budgets, expected=expected)
     if case.forced:
         return answers
+    lost: set[int] = set()  # rows that the engine cannot be put back in
     for number in range(1, ROUNDS + 1):
         behind = {
             row: step
@@ -55,6 +56,7 @@ def drive(
                 zip(case.prompts, answers.traces, strict=True)
             )
             if prompt.id in expected
+            and row not in lost
             and (step := first_tie(noise, expected[prompt.id], trace)) is not None
         }
         if not behind:
@@ -63,8 +65,11 @@ def drive(
         more = session.run(
             follow, max_tokens=rests, expected=_rests(follow, case, behind, expected)
         )
+        lost |= {row for row in behind if _not_asked(more.traces[row])}
         traces = tuple(
-            _joined(trace, behind[row], more.traces[row]) if row in behind else trace
+            _joined(trace, behind[row], more.traces[row])
+            if row in behind and row not in lost
+            else trace
             for row, trace in enumerate(answers.traces)
         )
         answers = replace(answers, traces=traces)
@@ -100,6 +105,10 @@ def _rests(
         rest = replace(trace, tokens=trace.tokens[step + 1 :], scores=trace.scores[step + 1 :])
         out[follow.prompts[row].id] = rest
     return out
+
+
+def _not_asked(trace: Trace) -> bool:
+    return trace.fault is not None and not trace.fault.asked
 
 
 def _joined(trace: Trace, step: int, rest: Trace) -> Trace:

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 from mlxcheck import checks, memory, prompts, reference, report
 from mlxcheck.backends import registry
 from mlxcheck.command import INTERRUPTED, PASS, USAGE, Command, Plan, status_of, tell
+from mlxcheck.command_contract import add_contract_options, run_contract
 from mlxcheck.command_replay import add_replay_options, run_replay
+from mlxcheck.command_smoke import SMOKE_CODES, add_smoke_options, run_smoke
 from mlxcheck.errors import MlxCheckError, UsageError
 from mlxcheck.policy import LONGEST_S, MODES, PRECISIONS, Policy
 from mlxcheck.repro import Shrinking
 from mlxcheck.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["main"]
 
@@ -37,6 +39,14 @@ exit status:
 What can be known to be wrong before anything is loaded ends the command at once. After that
 a model or backend that cannot be used is told and the others go on; of several outcomes a
 fail counts first, then 2, then 3.
+"""
+
+_CONTRACT_CODES = """\
+exit status:
+  0    pass: every read and every call of the callers fits the stub
+  1    fail: one does not, or inherited code cannot work on the stub
+  2    usage error: a class or module has no source, or an argument cannot be
+  3    inconclusive: the callers use nothing of the stub that could be looked at
 """
 
 _DESCRIPTION = """\
@@ -83,24 +93,36 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     listing = commands.add_parser("backends", help="list the registered backends")
     listing.set_defaults(action=_list_backends)
-    run = commands.add_parser(
-        "run",
-        help="compare backends with mlx-lm on models",
-        description=_DESCRIPTION,
-        epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    run.set_defaults(action=_run)
-    _add_run_options(run)
-    again = commands.add_parser(
-        "replay",
-        help="drive a failure again that `run --shrink` has kept",
-        epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    again.set_defaults(action=run_replay)
-    add_replay_options(again)
+    comparing = "compare backends with mlx-lm on models"
+    _add(commands, "run", _run, _add_run_options, comparing, _EXIT_CODES, _DESCRIPTION)
+    repeating = "drive a failure again that `run --shrink` has kept"
+    _add(commands, "replay", run_replay, add_replay_options, repeating, _EXIT_CODES)
+    holding = "hold a stub against the class that it stands for, from sources"
+    _add(commands, "contract", run_contract, add_contract_options, holding, _CONTRACT_CODES)
+    asking = "ask a running server, or start one, and see what it does"
+    _add(commands, "smoke", run_smoke, add_smoke_options, asking, SMOKE_CODES)
     return parser
+
+
+def _add(  # noqa: PLR0913, PLR0917 - a row of a table
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    action: Callable[[argparse.Namespace], int],
+    options: Callable[[argparse.ArgumentParser], None],
+    what: str,
+    codes: str,
+    description: str | None = None,
+) -> None:
+    """Add a command with its options."""
+    parser = commands.add_parser(
+        name,
+        help=what,
+        description=description,
+        epilog=codes,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(action=action)
+    options(parser)
 
 
 def _add_run_options(run: argparse.ArgumentParser) -> None:

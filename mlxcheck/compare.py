@@ -69,14 +69,13 @@ def compare_tokens(place: Place, expected: Trace, actual: Trace) -> Comparison:
 
     Returns:
         EXACT; TIE where every difference is within the band; WRONG at the first step that
-        is not; INCONCLUSIVE where a difference cannot be weighed; ERROR where the engine
-        failed.
+        is not; INCONCLUSIVE where a difference cannot be weighed, or the engine could not be
+        asked; ERROR where it failed.
     """
     walk = _walk(place.noise, expected, actual)
     found = blank(place)
     if actual.fault is not None:
-        found = replace(found, verdict=Verdict.ERROR, steps=walk.compared)
-        return replace(found, message=messages.failure(place, found, actual))
+        return _unanswered(place, actual, walk)
     found = _with_ties(found, place.noise, walk, expected, actual)
     if walk.end is None or walk.end[1] == "lost":
         if not walk.ties:
@@ -102,10 +101,8 @@ def compare_end(place: Place, expected: Trace, actual: Trace) -> Comparison:
     total, given = len(expected.tokens), len(actual.tokens)
     walk = _walk(place.noise, expected, actual)
     if actual.fault is not None:
-        found = replace(found, verdict=Verdict.ERROR)
         # The steps are told, not counted: the answer's end is all that is compared here.
-        told = replace(found, steps=walk.compared)
-        return replace(found, message=messages.failure(place, told, actual))
+        return replace(_unanswered(place, actual, walk), steps=0)
     if walk.end is not None and walk.end[1] not in {"missing", "lost"}:
         return without_verdict(place, _unmatched(walk.end[0]))
     if walk.ties and walk.ties[-1] == total - 1:
@@ -236,6 +233,13 @@ def _with_ties(
         scores.margin <= noise.band(scores) for scores in expected.scores[: walk.compared]
     )
     return replace(found, ties=len(walk.ties), worst_tie=max(regrets, default=0.0), near=near)
+
+
+def _unanswered(place: Place, actual: Trace, walk: _Walk) -> Comparison:
+    if actual.fault is not None and not actual.fault.asked:
+        return without_verdict(place, actual.fault.summary)
+    found = replace(blank(place), verdict=Verdict.ERROR, steps=walk.compared)
+    return replace(found, message=messages.failure(place, found, actual))
 
 
 def _tie(

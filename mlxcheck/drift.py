@@ -56,6 +56,8 @@ def compare_numbers(place: Place, expected: Trace, actual: Trace) -> Comparison:
         it would say another token within the band; ERROR, INCONCLUSIVE or EXACT.
     """
     noise = place.noise
+    if actual.fault is not None and not actual.fault.asked:
+        return without_verdict(place, actual.fault.summary)
     if actual.fault is not None:
         found = replace(blank(place), verdict=Verdict.ERROR)
         return replace(found, message=messages.failure(place, found, actual))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from mlxcheck.backends.base import Backend, Emission, Request
+from mlxcheck.backends.base import Backend, Emission, Request, TextEmission
 from mlxcheck.calling import Calling
-from mlxcheck.errors import EngineFault, EngineHung
+from mlxcheck.errors import CannotAsk, EngineFault, EngineHung, RequestFailed
 from mlxcheck.inflight import Row, Seen, checked
 from mlxcheck.records import Fault
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Driving"]
 
 _IDLE_S = 0.001
+
+_PIECES = 8  # of text that a token may come in; an answer of more has forgotten its budget
 
 
 class Driving:
@@ -78,7 +80,7 @@ class Driving:
         while timeline.waiting or not all(row.done for row in rows):
             moved = self._follow(timeline)
             with self._calling("step") as calling:
-                emissions = tuple(self._backend.step())
+                emissions = self._step()
                 calling.what = "stats"
                 moved |= seen.see(self._backend.stats())
             for emission in emissions:
@@ -95,6 +97,23 @@ class Driving:
                 raise EngineHung(msg)
             time.sleep(_IDLE_S)
 
+    def _step(self) -> tuple[object, ...]:
+        try:
+            return tuple(self._backend.step())
+        except (CannotAsk, RequestFailed) as error:
+            self._fail_one(error)
+            return ()
+
+    def _fail_one(self, error: CannotAsk | RequestFailed) -> None:
+        """End the one row that an exception of the backend is about."""
+        row = self._rows.get(error.request_id)
+        if row is None:
+            msg = f"it failed request {error.request_id!r}, which is not in flight: {error}"
+            raise EngineFault(msg) from error
+        summary, _, detail = str(error).partition("\n")
+        asked = not isinstance(error, CannotAsk)
+        row.fail(Fault(summary=summary, detail=detail, asked=asked))
+
     def _follow(self, timeline: Timeline) -> bool:
         """Cancel and submit as the schedule says; tell whether anything was."""
         rows = list(self._rows.values())
@@ -110,12 +129,15 @@ class Driving:
         rows = list(self._rows.values())
         with self._calling("submit"):
             for number in numbers:
-                self._backend.submit(self._requests[number])
                 rows[number].submitted = True
+                try:
+                    self._backend.submit(self._requests[number])
+                except (CannotAsk, RequestFailed) as error:
+                    self._fail_one(error)
 
     def _take(self, emission: object) -> bool:
         """Take one emission in; tell whether it brought a row further."""
-        if not isinstance(emission, Emission):
+        if not isinstance(emission, Emission | TextEmission):
             msg = f"step() gave {emission!r:.80} ({type(emission).__name__}), not an Emission"
             raise EngineFault(msg)
         row = self._rows.get(emission.request_id)
@@ -130,7 +152,12 @@ class Driving:
             if row.fault is None and (message := self._after_end(row, emission)):
                 row.fail(Fault(summary=message))
             return False
+        if isinstance(emission, TextEmission):
+            self._take_text(row, emission)
+            return True
         token, problem = checked(emission.token, self._vocab_size)
+        if not self._backend.capabilities.ids:
+            problem = "it gave a token id, and its capabilities say that it shows none"
         if not problem and row.forced and token != row.forced[len(row.tokens)]:
             problem = f"it was to go on from token {row.forced[len(row.tokens)]}, and went on "
             problem += f"from {token}"
@@ -141,12 +168,32 @@ class Driving:
         self._book(row, emission, token)
         return True
 
-    def _after_end(self, row: Row, emission: Emission) -> str:
-        token = f"it gave token {emission.token!r} for {row.prompt_id} after"
+    def _after_end(self, row: Row, emission: Emission | TextEmission) -> str:
+        given = "text" if isinstance(emission, TextEmission) else f"token {emission.token!r}"
+        token = f"it gave {given} for {row.prompt_id} after"
         if row.left:
             return f"{token} it was cancelled"
         ends_itself = row.finish is not None and self._backend.capabilities.stop
         return f"{token} its finish" if ends_itself else ""
+
+    def _take_text(self, row: Row, emission: TextEmission) -> None:
+        """Keep a piece of text, or a stop at an unknown id; end the row at its last."""
+        finish = emission.finish
+        if self._backend.capabilities.ids:
+            stop = row.unnamed_stop()
+            if emission.text or finish != "stop" or stop is None:
+                said = f"{emission.text!r:.40} for {finish!r}"
+                row.fail(Fault(summary=f"it gave text, {said}, where a token id was due"))
+                self._cancel(emission.request_id)
+                return
+            row.tokens.append(stop)
+        else:
+            row.texts.append(emission.text)
+        row.finish = finish
+        overrun = finish is None and row.said >= _PIECES * row.max_tokens
+        if overrun:
+            self._cancel(emission.request_id)
+        row.done = finish is not None or overrun
 
     def _book(self, row: Row, emission: Emission, token: int) -> None:
         """Keep a token, and end the row where it is its last."""

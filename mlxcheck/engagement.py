@@ -21,11 +21,15 @@ def engagement(answers: Iterable[Answers]) -> Control:
     widths = [each.width for each in answers if each.width is not None]
     chunks = [each.chunks for each in answers if each.chunks is not None]
     cached = [each.cached for each in answers if each.cached is not None]
-    text = (
+    traces = [trace for each in answers for trace in each.traces]
+    read = sum(trace.text is not None for trace in traces)
+    text: tuple[str, ...] = (
         f"widest decode step {max(widths)} rows" if widths else "no width is reported",
         f"{sum(chunks):,} prefill calls" if chunks else "no prefill call is reported",
         f"{sum(cached):,} cached tokens" if cached else "no cached token is reported",
     )
+    if read:
+        text += (f"text alone is shown: {read:,} of {len(traces):,} answers were read from it",)
     return Control(name="engagement", passed=True, text=", ".join(text))
 
 

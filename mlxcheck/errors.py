@@ -13,9 +13,12 @@
     ├── ReferenceTampered     mlx-lm is not the code in its own files
     ├── ReferenceBroken       the reference's own logits are not numbers
     ├── ReportError           a report cannot be written or read
+    ├── ServerError           a server gave no answer, or one that cannot be read
+    ├── CannotAsk             a request cannot be put to the engine as it stands
     └── EngineFault           the candidate broke the protocol
         ├── EngineCrashed     it raised
-        └── EngineHung        it made no progress
+        ├── EngineHung        it made no progress
+        └── RequestFailed     it broke one request, and the others go on
     ReferenceMismatch         an AssertionError: the verdict of a finished run
 """
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackendError",
+    "CannotAsk",
     "EngineCrashed",
     "EngineFault",
     "EngineHung",
@@ -41,6 +45,8 @@ __all__ = [
     "ReferenceMismatch",
     "ReferenceTampered",
     "ReportError",
+    "RequestFailed",
+    "ServerError",
     "UsageError",
 ]
 
@@ -93,6 +99,32 @@ class ReportError(MlxCheckError):
     """A report cannot be written to, or read from, the path that was given."""
 
 
+class ServerError(MlxCheckError):
+    """A server gave no answer, or one that cannot be read; the text says to what.
+
+    Attributes:
+        kind: ``"refused"`` (no connection), ``"timeout"``, ``"broken"`` (closed without an
+            answer, or in the middle of one), ``"malformed"`` (no JSON, no events) or
+            ``"status"`` (an HTTP status of failure where a stream was asked for).
+    """
+
+    def __init__(self, message: str, *, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class CannotAsk(MlxCheckError):  # noqa: N818 - a limit of what lies between, not a mistake
+    """An engine cannot be given a request as it stands, so nothing can be held against it.
+
+    Attributes:
+        request_id: Which.
+    """
+
+    def __init__(self, request_id: str, why: str) -> None:
+        super().__init__(why)
+        self.request_id = request_id
+
+
 class EngineFault(MlxCheckError):  # noqa: N818 - a finding
     """The candidate broke the protocol: unknown id, bad token, wrong number of rows."""
 
@@ -103,6 +135,18 @@ class EngineCrashed(EngineFault):
 
 class EngineHung(EngineFault):
     """The candidate made no progress within the watchdog's time."""
+
+
+class RequestFailed(EngineFault):
+    """The candidate broke one request; raised by a backend from `step` or `submit`.
+
+    Attributes:
+        request_id: Which.
+    """
+
+    def __init__(self, request_id: str, what: str) -> None:
+        super().__init__(what)
+        self.request_id = request_id
 
 
 class ReferenceMismatch(AssertionError):  # noqa: N818 - reads as the assertion that failed

@@ -6,12 +6,14 @@ import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mlxcheck import texts
 from mlxcheck.records import Fault, Finish, Scores, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from mlxcheck.observing import Watcher
+    from mlxcheck.texts import Spelling
 
 __all__ = ["Row", "Seen", "checked"]
 
@@ -24,8 +26,10 @@ class Row:
     max_tokens: int
     stop_ids: tuple[int, ...]
     watcher: Watcher
+    expected: Trace | None = None
     forced: tuple[int, ...] | None = None
     tokens: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     finish: Finish | None = None
     submitted: bool = False
     done: bool = False
@@ -34,16 +38,37 @@ class Row:
     scores: tuple[Scores, ...] = ()
     reported: tuple[float, ...] = ()
 
+    @property
+    def said(self) -> int:
+        """How many tokens it has said; of an engine that shows text, how many pieces."""
+        return len(self.tokens) + len(self.texts)
+
+    def unnamed_stop(self) -> int | None:
+        """Return the id that stands for a stop of which it was not said at which."""
+        step = len(self.tokens)
+        tokens = self.expected.tokens if self.expected else ()
+        wanted = tokens[step] if step < len(tokens) else None
+        return wanted if wanted in self.stop_ids else next(iter(self.stop_ids), None)
+
     def read(self) -> None:
         """Read the numbers; this waits for what the engine has only queued."""
         self.scores, self.reported = self.watcher.close()
         self.done = True
 
-    def trace(self) -> Trace:
-        """Return what was said."""
+    def trace(self, spelling: Callable[[], Spelling]) -> Trace:
+        """Return what was said, with text read as tokens.
+
+        Args:
+            spelling: Loads the tokenizer's; called where there is text.
+        """
+        text = "".join(self.texts) if self.texts else None
+        tokens = tuple(self.tokens)
+        if text is not None:
+            tokens = texts.read(text, self.finish, self.expected, spelling(), self.stop_ids)
         return Trace(
             prompt_id=self.prompt_id,
-            tokens=tuple(self.tokens),
+            tokens=tokens,
+            text=text,
             finish=self.finish,
             scores=self.scores,
             anchors=tuple(range(len(self.tokens))) if self.forced else (),

@@ -182,6 +182,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _advance(self) -> None:
         for emission in tuple(self.backend.step()):
+            shown = "a machine compares token ids, and this engine does not show one"
+            assert isinstance(emission, Emission), shown  # noqa: S101
             self.take(emission)
 
     def _quiet(self) -> None:

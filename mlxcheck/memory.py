@@ -31,6 +31,7 @@ __all__ = [
     "gate",
     "human",
     "probe",
+    "processes_marked",
     "reset_peak",
     "usage",
 ]
@@ -301,3 +302,22 @@ def reset_peak() -> None:
     import mlx.core as mx
 
     mx.reset_peak_memory()
+
+
+def processes_marked(name: str, value: str) -> list[int]:
+    """Return the ids of this user's processes that have *name* = *value* in their environment.
+
+    A variable goes on to every child, whichever group or parent that has later. Those that
+    have ended and were not waited for have no environment, and are not among them.
+    """
+    import psutil
+
+    found: list[int] = []
+    for process in psutil.process_iter():
+        try:
+            marked = process.environ().get(name) == value
+        except (psutil.Error, OSError):
+            continue
+        if marked:
+            found.append(process.pid)
+    return found

@@ -45,6 +45,7 @@ class Place:
         noise: What rounding does to this model, as measured; None where nothing is to be
             excused by it.
         precision: The pass.
+        text_alone: The candidate shows text; its tokens were read from that.
     """
 
     check: str
@@ -56,6 +57,7 @@ class Place:
     text_of: Callable[[int], str]
     noise: Noise | None = None
     precision: Precision = "native"
+    text_alone: bool = False
 
     @property
     def neighbours(self) -> tuple[str, ...]:
@@ -194,10 +196,13 @@ def _sides(place: Place, found: Comparison) -> list[str]:
     left = _token(found.expected, place, ended="the answer had ended")
     right = _token(found.actual, place, ended="the answer had ended")
     wide = max(len(left), len(right))
-    return [
+    lines = [
         f"  expected {left:<{wide}}   reference  {place.reference}",
         f"  actual   {right:<{wide}}   candidate  {place.candidate}",
     ]
+    if place.text_alone:
+        lines.append("  the candidate shows text alone: its tokens are read from that")
+    return lines
 
 
 def _units(place: Place, found: Comparison) -> str:

@@ -83,6 +83,7 @@ class PassSummary:
         controls: All that were made.
         tests: Check, name, whether it passed, and its numbers.
         limit: The smallest changes that would have been called, in words.
+        text_alone: The candidate showed no token ids; its tokens were read from text.
     """
 
     precision: Precision
@@ -99,6 +100,7 @@ class PassSummary:
     controls: tuple[Control, ...] = ()
     tests: tuple[tuple[str, str, bool, str], ...] = ()
     limit: tuple[str, ...] = ()
+    text_alone: bool = False
 
     @property
     def trusted(self) -> bool:

@@ -164,10 +164,12 @@ class Fault:
     Attributes:
         summary: One line.
         detail: The traceback or stack, where there is one.
+        asked: False: the request could not be put to it, which is none of its faults.
     """
 
     summary: str
     detail: str = ""
+    asked: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +187,9 @@ class Trace:
         reported: How far the log-probabilities that it reports are from its own raw
             logits, one entry a token, in units in the last place of the logits' dtype;
             empty where it does not show both.
+        left: It was cancelled before its end.
+        text: What it said, where that is known as text alone, and `tokens` were read from
+            it (`mlxcheck.texts`).
         fault: Set where the engine failed; `tokens` then holds what came before.
     """
 
@@ -195,6 +200,7 @@ class Trace:
     anchors: tuple[int, ...] = ()
     reported: tuple[float, ...] = ()
     left: bool = False
+    text: str | None = None
     fault: Fault | None = None
 
 

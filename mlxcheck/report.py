@@ -157,6 +157,8 @@ class Report:
             text += "; partial: the run was cut short"
         for check, reason in self.not_asked:
             text += f"; {check} not asked: {reason}"
+        if any(each.text_alone for each in self.passes):
+            text += "; text alone was compared: the candidate shows no token ids"
         for each in self.passes:
             text += "" if each.ran else f"; {each.precision} pass not run: {each.why}"
             for control in each.controls:

@@ -95,7 +95,7 @@ class Drive:
         self._done: dict[tuple[str, str], tuple[Comparison, ...]] = {}
         self._started = 0.0
         self._broke_in_closing = ""
-        self._entered = False
+        self._entered = self._text_alone = False
         self._all_cases: set[str] = set()
         self._inspected: dict[str, tuple[Comparison, ...]] = {}
         self.name = registry.describe(backend)
@@ -146,6 +146,7 @@ class Drive:
 
     def _make_plan(self) -> None:
         can = self._session.capabilities
+        self._text_alone = not can.ids
         grounds = Grounds(
             prompts=self._recorded.prompts,
             capabilities=can,
@@ -349,6 +350,7 @@ class Drive:
             why=caveat(recorded),
             dtype=noise.dtype,
             exact=noise.exact,
+            text_alone=self._text_alone,
             noise=self._noise,
             controls=(
                 repeats(noise),
@@ -384,4 +386,5 @@ class Drive:
             text_of=self._recorded.text_of,
             noise=self._noise,
             precision=self._recorded.precision,
+            text_alone=self._text_alone,
         )

@@ -73,7 +73,7 @@ class Timeline:
     def _due(self, moment: Moment) -> bool:
         row = self._rows[moment.row]
         if moment not in self._reached:
-            said = moment.tokens is not None and len(row.tokens) >= moment.tokens
+            said = moment.tokens is not None and row.said >= moment.tokens
             if not row.submitted or not (row.done or said):
                 return False
             self._reached[moment] = self._now
@@ -84,4 +84,4 @@ class Timeline:
         row = self._rows[moment.row]
         if moment.tokens is None or not row.done:
             return False
-        return not (row.left and len(row.tokens) >= moment.tokens)  # who left at that moment
+        return not (row.left and row.said >= moment.tokens)  # who left at that moment

@@ -8,6 +8,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from mlxcheck import reference
 from mlxcheck.backends.base import Backend, Capabilities, Request
 from mlxcheck.calling import Calling
 from mlxcheck.driving import Driving
@@ -17,6 +18,7 @@ from mlxcheck.inflight import Row, Seen
 from mlxcheck.observing import Watcher
 from mlxcheck.records import Case, Fault, ModelRef, Trace
 from mlxcheck.scheduling import Timeline
+from mlxcheck.texts import Spelling, spelling_of
 from mlxcheck.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ class Session:
         self._renewed = 0
         self._driven = False
         self._totals: dict[str, int] = {}
+        self._spelling: Spelling | None = None
 
     def __enter__(self) -> Self:
         """Open the engine on this thread."""
@@ -208,7 +211,7 @@ class Session:
                     if not row.done:
                         row.fail(fault)
         self._totals = seen.totals
-        traces = tuple(row.trace() for row in rows.values())
+        traces = tuple(row.trace(self._spell) for row in rows.values())
         return Answers(
             traces,
             seen.width,
@@ -242,6 +245,7 @@ class Session:
                 request.max_tokens,
                 self._model.stop_ids,
                 Watcher(trace, self._model.vocab_size),
+                trace,
                 forced,
             )
         return requests, rows
@@ -265,6 +269,12 @@ class Session:
             self._discard()
             return _fault(error), timeline.missed
         return None, timeline.missed
+
+    def _spell(self) -> Spelling:
+        """Return the spelling of the model's tokenizer, which is loaded at the first call."""
+        if self._spelling is None:
+            self._spelling = spelling_of(reference.tokenizer_of(self._model))
+        return self._spelling
 
     def _renew(self) -> None:
         """Close an engine that has driven a case; the next one opens it again."""

@@ -9,6 +9,7 @@ import pytest
 
 from mlxcheck import anchoring
 from mlxcheck.backends.base import Capabilities, Request
+from mlxcheck.errors import CannotAsk
 from mlxcheck.records import Case, Prompt, Trace
 from mlxcheck.session import Answers, Session
 from tests.support.driven import PATIENT, fault_of
@@ -120,6 +121,31 @@ def test_what_is_said_after_a_tie_is_expected_there() -> None:
     assert list(rest) == ["a+0"]
     assert rest["a+0"].tokens == (7, 8, 2)
     assert rest["a+0"].scores == reference.scores[2:]
+
+
+def test_a_row_that_cannot_be_put_back_ends_at_its_tie() -> None:
+    """The engine is asked once, and what it had said before stands."""
+
+    class Refusing(Scripted):
+        def submit(self, request: Request) -> None:
+            if len(request.tokens) > len(A.tokens):
+                raise CannotAsk(request.id, "no text can ask for it")
+            super().submit(request)
+
+    script = {A.tokens: (5, 36, 40, 41, 42), B.tokens: (5, 6, 7, 8, 2)}
+
+    found = drive(
+        script,
+        said(*ANSWER, near=[1]),
+        said(*ANSWER, prompt=B),
+        prompts=(A, B),
+        engine=Refusing,
+    )
+
+    assert found.tokens == [(5, 36, 40, 41, 42), ANSWER]
+    assert [each.anchors for each in found.answers.traces] == [(), ()]
+    assert [each.fault for each in found.answers.traces] == [None, None]
+    assert len(found.cases) == 2
 
 
 def test_two_ties_in_one_row() -> None:

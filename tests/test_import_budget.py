@@ -25,10 +25,12 @@ HEAVY = (
     "mlxcheck.run",
     "numpy",
     "psutil",
+    "requests",
     "rich",
     "tokenizers",
     "torch",
     "transformers",
+    "urllib3",
 )
 PAIRS = 20
 BUDGET_S = 0.020

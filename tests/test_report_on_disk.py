@@ -109,6 +109,7 @@ def pass_fields() -> Fields:
         "controls": st.lists(controls, max_size=2).map(tuple),
         "tests": st.lists(tests, max_size=2).map(tuple),
         "limit": st.lists(TEXTS, max_size=2).map(tuple),
+        "text_alone": st.booleans(),
     }
 
 

@@ -14,7 +14,7 @@ from mlxcheck.records import Finish, ModelRef
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Backend", "Capabilities", "Emission", "ModelRef", "Request"]
+__all__ = ["Backend", "Capabilities", "Emission", "ModelRef", "Request", "TextEmission"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,8 @@ class Capabilities:
         encode: The backend has ``encode(messages) -> list[int]``, which turns chat turns
             into the ids that its engine would be given by default, or ``stop_set() ->
             list[int]``, the ids that end an answer there, or both.
+        ids: The engine shows the ids of its tokens. Where False, it gives each `TextEmission`,
+            whose text is read onto the reference's tokens: the same text is then the same.
     """
 
     batch: bool = True
@@ -60,6 +62,7 @@ class Capabilities:
     logits: bool = False
     logprobs: bool = False
     encode: bool = False
+    ids: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +112,33 @@ class Emission:
     finish: Finish | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEmission:
+    """A piece of text of one request, from an engine that shows no token ids.
+
+    An engine that does show them gives one without text where it says that a request has
+    stopped, and not at which id.
+
+    Attributes:
+        request_id: Which request.
+        text: What this adds to the answer; a stop id has no text.
+        finish: Set on the last emission of a request, and only there.
+    """
+
+    request_id: str
+    text: str = ""
+    finish: Finish | None = None
+
+
 @runtime_checkable
 class Backend(Protocol):
     """One candidate engine, driven a step at a time.
 
     All calls come from one thread, the one that called `open`. Any exception that a
-    method raises is kept, with its traceback, as the verdict of the case at hand.
+    method raises is kept, with its traceback, as the verdict of the case at hand. Two of
+    `mlxcheck.errors`, raised by `submit` or `step`, are about one request, and the others go
+    on: `CannotAsk` says that the engine cannot be given it as it stands, which is no verdict,
+    and `RequestFailed` that the engine broke it.
     """
 
     name: str
@@ -129,7 +153,7 @@ class Backend(Protocol):
     def submit(self, request: Request) -> None:
         """Take one request in. Work may begin here or in `step`."""
 
-    def step(self) -> Sequence[Emission]:
+    def step(self) -> Sequence[Emission | TextEmission]:
         """Advance by one step and return what came out.
 
         At most one token a request and call is expected of engines that decode a token

@@ -38,6 +38,7 @@ Factory = Callable[[], Backend]
 BUILT_IN = {
     "mlx-lm": "mlxcheck.backends.mlx_lm:MlxLmBackend",
     "mlx-lm-speculative": "mlxcheck.backends.mlx_lm_speculative:SpeculativeBackend",
+    "server": "mlxcheck.backends.server:ServerBackend",
     "sglang": "mlxcheck.backends.sglang:SglangBackend",
     "sglang-lazy": "mlxcheck.backends.sglang:SglangLazyBackend",
     "sglang-radix": "mlxcheck.backends.sglang:SglangRadixBackend",

@@ -29,6 +29,7 @@ __all__ = [
     "judge_rows",
     "longest_first",
     "not_formed",
+    "not_put",
     "nothing_to_ask",
     "single",
     "solo",
@@ -152,6 +153,7 @@ def judge_rows(  # noqa: PLR0913 - those of `Check.judge`, what to do and a reas
             a difference is one all the same.
     """
     out: list[Comparison] = []
+    not_engaged = not_engaged or not_put(case, answers)
     for row, (prompt, actual) in enumerate(zip(case.prompts, answers.traces, strict=True)):
         trace = expected.get(prompt.id)
         if trace is None or (actual.left and not actual.tokens):
@@ -197,8 +199,18 @@ def until_left(expected: Trace, actual: Trace) -> Trace:
     )
 
 
+def not_put(case: Case, answers: Answers) -> str:
+    """Say so where a request of a case could not be put to the engine; else nothing."""
+    for row, trace in enumerate(answers.traces):
+        if trace.fault is not None and not trace.fault.asked:
+            return f"row {row} of {len(case.prompts)} was not asked: {trace.fault.summary}"
+    return ""
+
+
 def not_formed(case: Case, expected: Expected, answers: Answers) -> str:
     """Say so where rows never met in a decode step that could be expected to; else nothing."""
+    if without := not_put(case, answers):
+        return without
     if len(case.prompts) == 1 or answers.width is None or answers.width > 1:
         return ""
     lengths = sorted(len(expected[p.id].tokens) for p in case.prompts if p.id in expected)

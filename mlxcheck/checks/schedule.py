@@ -63,7 +63,7 @@ class Schedules:
         if not capabilities.batch:
             return "the backend takes one request at a time"
         if not capabilities.joins:
-            return "the backend takes all requests in one call, so none can join or leave"
+            return "the backend takes requests whole: none can join or leave beside others"
         return None
 
     def plan(self, grounds: Grounds) -> tuple[Case, ...]:

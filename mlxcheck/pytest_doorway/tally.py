@@ -166,6 +166,11 @@ class Tally:
         for report in found if verbose else ():
             if report.comparisons:
                 lines += [f"  {report.summary()}", *_limits(report.passes)]
+        lines += [
+            f"mlxcheck: {report.backend} on {report.model}: text alone was compared"
+            for report in found
+            if any(each.text_alone for each in report.passes)
+        ]
         lines += [f"mlxcheck: {doubt}" for doubt in self.doubts()]
         return lines + [f"mlxcheck: {note}" for note in self.notes]
 
