@@ -11,6 +11,7 @@ from mlxcheck.backends import registry
 from mlxcheck.contracts import check_stub
 from mlxcheck.errors import ReportError, UsageError
 from mlxcheck.report import require_writable
+from mlxcheck.whole import write_whole
 
 if TYPE_CHECKING:
     import argparse
@@ -95,7 +96,7 @@ def _ignored(given: Sequence[str]) -> dict[str, str]:
 def _save(report: ContractReport, path: str) -> None:
     text = json.dumps(report.to_dict(), indent=1)
     try:
-        Path(path).write_text(f"{text}\n", encoding="utf-8")
+        write_whole(Path(path), text)
     except OSError as error:
         msg = f"{path}: cannot write the report: {error.strerror}."
         raise ReportError(msg) from None

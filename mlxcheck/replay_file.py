@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -17,6 +15,7 @@ from mlxcheck.policy import Policy
 from mlxcheck.provenance import versions
 from mlxcheck.records import FAILING, Case, Moment, Precision, Prompt, Schedule, Verdict
 from mlxcheck.settings import Settings
+from mlxcheck.whole import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -147,15 +146,7 @@ def save(replay: Replay, path: str | Path) -> None:
     raw["case"] = {**case, "prompts": [each.id for each in replay.case.prompts]}
     text = json.dumps({"kind": _KIND, "schema": SCHEMA, **raw}, indent=1, ensure_ascii=False)
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".mlxcheck-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
-                stream.write(text + "\n")
-            Path(name).chmod(0o644)  # mkstemp's own is private; a repro is to be shared
-            Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(target, text)
     except OSError as error:
         msg = (
             f"{target}: cannot write the replay file: {error.strerror}. Give a folder that "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from mlxcheck.messages import counted
 from mlxcheck.noise import from_plain
 from mlxcheck.passes import Control, PassSummary
 from mlxcheck.records import FAILING, Comparison, Phase, Verdict
+from mlxcheck.whole import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -241,16 +241,7 @@ def save(reports: Sequence[Report], path: str | Path) -> None:
     content = {"schema": SCHEMA, "reports": [_plain(report) for report in reports]}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".mlxcheck-")
-        try:
-            # Names of files that are not UTF-8 hold lone surrogates; escaped, they are JSON.
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
-                stream.write(text + "\n")
-            Path(name).chmod(0o644)  # mkstemp's own is private; a report is to be shared
-            Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(target, text)
     except OSError as error:
         raise _unwritable(target, error) from None
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mlxcheck.errors import ReportError
 from mlxcheck.report import require_writable
+from mlxcheck.whole import write_whole
 
 if TYPE_CHECKING:
     from mlxcheck.report import Outcome
@@ -77,7 +78,7 @@ class SmokeReport:
         require_writable(path)
         text = json.dumps(self.to_dict(), indent=1)
         try:
-            Path(path).expanduser().write_text(f"{text}\n", encoding="utf-8")
+            write_whole(Path(path).expanduser(), text)
         except OSError as error:
             msg = f"{path}: cannot write the report: {error.strerror}."
             raise ReportError(msg) from None

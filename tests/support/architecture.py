@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "policy", "records"),
+    ("errors", "policy", "records", "whole"),
     (
         "budget",
         "checkpoint",
