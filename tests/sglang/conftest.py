@@ -19,21 +19,13 @@ if TYPE_CHECKING:
 
     from mlxcheck.records import ModelRef
 
-_HERE = Path(__file__).parent
-_MISSING = sglang_linux.missing()
-
-if _MISSING is None:
+if sglang_linux.missing() is None:
     sglang_linux.prepare()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip this folder, and no other, where there is no SGLang."""
-    if _MISSING is None:
-        return
-    for item in items:
-        if _HERE in item.path.parents:
-            reason = f"{_MISSING}; the nox session `sglang` installs it"
-            item.add_marker(pytest.mark.skip(reason=reason))
+    sglang_linux.skip_where_missing(items, Path(__file__).parent, "sglang")
 
 
 @pytest.fixture(scope="session")

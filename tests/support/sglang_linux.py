@@ -15,9 +15,14 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-__all__ = ["ENGINE", "missing", "prepare"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+__all__ = ["ENGINE", "missing", "prepare", "skip_where_missing"]
 
 ENGINE = "sglang.srt.hardware_backend.mlx.model_runner"
 """The module that holds the runner."""
@@ -78,6 +83,23 @@ def missing() -> str | None:
     if spec is None or spec.origin is None:
         return "sglang is not installed"
     return None
+
+
+def skip_where_missing(items: list[pytest.Item], folder: Path, session: str) -> None:
+    """Skip the tests of a folder, and no others, where there is no SGLang.
+
+    Args:
+        items: All that were collected.
+        folder: Whose tests need it.
+        session: The nox session that installs it.
+    """
+    import pytest  # servers load this module too, and have no use for it
+
+    why = missing()
+    for item in items:
+        if why is not None and folder in item.path.parents:
+            reason = f"{why}; the nox session `{session}` installs it"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def prepare() -> None:

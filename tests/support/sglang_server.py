@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from mlxcheck.serving.launch import Launch
 from mlxcheck.serving.presets import PRESETS
-from tests.support import sglang_linux
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MODELS", "launch", "missing"]
+__all__ = ["MODELS", "launch"]
 
 _ROOT = Path(__file__).parents[2]
 MODELS = _ROOT / "fixtures" / "models"
@@ -27,11 +26,6 @@ _LINUX = (
 """What is needed where there is no Metal, and does no harm elsewhere."""
 
 _RADIX_OFF = ("--disable-radix-cache", "--disable-cuda-graph")
-
-
-def missing() -> str | None:
-    """Say why the server cannot be started here, or None where it can."""
-    return sglang_linux.missing()
 
 
 def launch(model: str, *more: str, radix: bool = False) -> Launch:

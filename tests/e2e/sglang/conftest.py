@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
+from tests.support import sglang_linux
 
-from tests.support import sglang_server
-
-_HERE = Path(__file__).parent
-_MISSING = sglang_server.missing()
+if TYPE_CHECKING:
+    import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say why nothing of it is run."""
-    if _MISSING is None:
-        return
-    for item in items:
-        if _HERE in item.path.parents:
-            reason = f"{_MISSING}; the nox session `sglang-server` installs it"
-            item.add_marker(pytest.mark.skip(reason=reason))
+    sglang_linux.skip_where_missing(items, Path(__file__).parent, "sglang-server")
